@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from prismscale.analysis.stages import classes_by_stage
 from prismscale.cost.kernel_attention import attention_flops
 from prismscale.cost.kernel_gemm import operand_dtype, products_of
-from prismscale.cost.kernel_kinds import kind_of
+from prismscale.cost.kernel_kinds import PRODUCT_KINDS, kind_of
 from prismscale.cost.kernel_signature import TORCH_DTYPES, KernelCall, parse_signature
 from prismscale.cost.launch_log import REPLAYED, STATED, LaunchLog, NodePath, load_launch_log
 from prismscale.durations.recosting import launches_path
@@ -208,7 +208,7 @@ def _labels_of_entries(trace: RankTrace, log: LaunchLog) -> NDArray[np.int64]:
 
 def _flops(call: KernelCall) -> _Flops:
     kind = kind_of(call)
-    if kind in ("gemm", "convolution"):
+    if kind in PRODUCT_KINDS:
         flops = float(sum(product.flops for product in products_of(call)))
         return _Flops(flops, flops)
     if kind in ("attention", "attention_backward"):

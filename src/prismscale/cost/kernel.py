@@ -24,6 +24,7 @@ from prismscale.cost.kernel_kinds import (
     FILL_OF_NEW_MEMORY,
     GENERATED,
     HOST_ONLY_KINDS,
+    PRODUCT_KINDS,
     kind_of,
 )
 from prismscale.cost.kernel_memory import memory_call_ns, peer_ns, transfer_ns
@@ -168,7 +169,7 @@ def _device_cost(profile: KernelProfile, call: KernelCall, kind: str) -> tuple[f
         return transfer_ns(profile, call), 1
     if kind == "peer":
         return peer_ns(profile, call), 1
-    if kind in ("gemm", "convolution"):
+    if kind in PRODUCT_KINDS:
         return gemm_call_ns(profile, call), 1
     if kind in ("attention", "attention_backward"):
         return attention_ns(profile, call, kind), 1 if kind == "attention" else 3

@@ -142,6 +142,8 @@ KINDS = (
     STAND_IN_KINDS | HOST_ONLY_KINDS | {"broadcast", "convolution", "peer", "transfer", "unknown"}
 )
 """All kinds of kernels that :func:`kind_of` returns."""
+PRODUCT_KINDS = frozenset({"gemm", "convolution"})
+"""Kinds that are matrix products."""
 _LIST_REDUCTIONS = ("_foreach_norm", "_foreach_max")
 _SHORT_SOFTMAX = 1024
 """Most elements that one warp keeps in registers

@@ -27,7 +27,7 @@ def settled(
 
     Args:
         alone: durations without extra times.
-        with_extra: gives :attr:`alone` with extra times.
+        with_extra: gives ``alone`` with extra times.
         extra_in: simulates durations; gives the extra times that follow, and the step in ns.
     """
     known: Extra = {}

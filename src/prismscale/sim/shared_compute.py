@@ -14,7 +14,7 @@ here. Nor do collectives on the copy engines: that a program asks for them is no
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.cluster import Cluster
-from prismscale.cost.nccl.occupancy import PRODUCT_KINDS, blocks, slowdown
+from prismscale.cost.kernel_kinds import PRODUCT_KINDS
+from prismscale.cost.nccl.occupancy import blocks, slowdown
 from prismscale.cost.target_gpu import gpu_key, profile_of
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.node_kernels import NodeKernels
@@ -103,30 +104,22 @@ class _Beside:
     def _extra_of(self, rank_class: RankClass, seen: RankTimeline) -> NDArray[np.int64]:
         n_body = rank_class.trace.n_body
         first = len(seen.end_ns_N) - n_body
-        held = HeldBlocks(list(self._intervals(rank_class, seen)))
-        paces = {share: self._paces(held, share) for share in set(self._shares[rank_class.index])}
+        held = HeldBlocks(self._intervals(rank_class, seen))
         alone_B = self.alone.body(rank_class.index, 0)
         extra_B = np.zeros(n_body, dtype=np.int64)
-        for node, share in enumerate(self._shares[rank_class.index]):
-            if share is not None:
-                start, alone = int(seen.start_ns_N[first + node]), int(np.ravel(alone_B[node])[0])
-                extra_B[node] = round(held.stretched_ns(start, alone, paces[share])) - alone
+        for node, share in self._shares[rank_class.index].items():
+            pace = {n: slowdown(n, self._multiprocessors, share) for n in held.numbers}
+            start, alone = int(seen.start_ns_N[first + node]), int(np.ravel(alone_B[node])[0])
+            extra_B[node] = round(held.stretched_ns(start, alone, pace)) - alone
         return extra_B
-
-    def _paces(self, held: HeldBlocks, share: float | None) -> dict[int, float]:
-        own = share or 0.0
-        return {n: slowdown(n, self._multiprocessors, own) for n in held.numbers}
 
     def _intervals(self, rank_class: RankClass, seen: RankTimeline) -> list[tuple[int, int, int]]:
         """Return when communications are in progress, with the blocks of each."""
-        n_body, of = rank_class.trace.n_body, self._blocks[rank_class.index]
-        first = len(seen.end_ns_N) - n_body
-        # What begins in the step before may reach into the last one.
-        rows = range(max(0, first - n_body), len(seen.end_ns_N))
+        held = self._blocks[rank_class.index]
         return [
-            (int(seen.start_ns_N[row]), int(seen.end_ns_N[row]), of[(row - first) % n_body])
-            for row in rows
-            if (row - first) % n_body in of
+            (int(seen.start_ns_N[row]), int(seen.end_ns_N[row]), held[node])
+            for row, node in seen.around_last_step(rank_class.trace.n_body)
+            if node in held
         ]
 
     @cached_property
@@ -150,14 +143,12 @@ class _Beside:
         return out
 
     @cached_property
-    def _shares(self) -> dict[int, list[float | None]]:
-        """By class and body node: share of matrix products; None where a node has no kernels."""
-        return {
-            c.index: [
-                self.kernels.share_of(c.trace, node, PRODUCT_KINDS)
-                if c.trace.computes_B[node]
-                else None
-                for node in range(c.trace.n_body)
-            ]
-            for c in self.alone.graph.classes
-        }
+    def _shares(self) -> dict[int, dict[int, float]]:
+        """By class and body node: share of matrix products, of nodes that have kernels."""
+        return {c.index: dict(self._shares_of(c)) for c in self.alone.graph.classes}
+
+    def _shares_of(self, rank_class: RankClass) -> Iterator[tuple[int, float]]:
+        for node in np.flatnonzero(rank_class.trace.computes_B).tolist():
+            share = self.kernels.share_of(rank_class.trace, node, PRODUCT_KINDS)
+            if share is not None:
+                yield node, share

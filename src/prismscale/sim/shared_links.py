@@ -94,13 +94,9 @@ class _Sharing:
     def _stretched(self, rank_class: RankClass, seen: RankTimeline) -> dict[int, int]:
         """Return the extra time of communications in the last step of a rank, by body node."""
         uses, n_body = self._uses[rank_class.index], rank_class.trace.n_body
-        # The step before may reach into the last step. The step after it would be like the one
-        # before.
-        rows = range(max(0, len(seen.end_ns_N) - 2 * n_body), len(seen.end_ns_N))
         first = len(seen.end_ns_N) - n_body
         flows, nodes = [], []
-        for row in rows:
-            node = (row - first) % n_body
+        for row, node in seen.around_last_step(n_body):
             if node not in uses:
                 continue
             lane, use = uses[node]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,16 @@ class RankTimeline:
         This rank's own arrival stands in if the last one is unknown.
         """
         return self.start_ns_N if self.ready_ns_N is None else self.ready_ns_N
+
+    def around_last_step(self, n_body: int) -> Iterator[tuple[int, int]]:
+        """Yield the row and the body node of everything that may be in progress in the last step.
+
+        That is the last step, and the one before, which may reach into it. A step after it would be
+        like the one before.
+        """
+        n_rows = len(self.end_ns_N)
+        for row in range(max(0, n_rows - 2 * n_body), n_rows):
+            yield row, (row - n_rows) % n_body
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,7 +24,6 @@ from prismscale.graph.node import NodeKind
 PRODUCTS = 2.15
 ELSE = 0.945
 """By how many times ``n / (S - n)`` kernels take longer: matrix products, and all others."""
-PRODUCT_KINDS = frozenset({"gemm", "convolution"})
 RING_CHANNELS = 16
 RING_CHANNELS_OF: Mapping[str, int] = {"a100-80g": 24}
 """Channels of collectives among the GPUs of a node, by GPU; others have :data:`RING_CHANNELS`. Logs
