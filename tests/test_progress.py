@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.table import Table
 
-from prismscale.progress import terminal
+from prismscale.progress import TerminalReporter, terminal
 
 
 @pytest.mark.parametrize("stderr", [False, True])
@@ -28,3 +28,11 @@ def test_blanks_within_a_line_stay(capsys: pytest.CaptureFixture[str]) -> None:
     screen.print("error: ", end="")
     screen.print("no such file ")
     assert capsys.readouterr().out == "error: no such file\n"
+
+
+@pytest.mark.parametrize("name", ['fit --over {"a":1}', "fit x=[/a]"])
+def test_a_stage_may_have_any_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A change that the user wrote is no template."""
+    with TerminalReporter(terminal()).stage(name) as update:
+        update(1, 1, "done [/b]")
+    assert name in capsys.readouterr().out

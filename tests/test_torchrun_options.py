@@ -24,6 +24,9 @@ def words(text: str) -> list[str]:
          "--world-size 16 t.py"),
         ("--out x --fresh --nproc-per-node 8 -m pkg.train --nnodes 3",
          "--world-size 8 --out x --fresh -m pkg.train --nnodes 3"),
+        ("--event-log-handler null -r 3 -t 3 --nproc-per-node 4 t.py", "--world-size 4 t.py"),
+        ("--world-size 16 --nnodes 2 --nproc-per-node 8 t.py",
+         "--world-size 16 --world-size 16 t.py"),
         ("--module pkg.train --tp 2", "-m pkg.train --tp 2"),
         ("--out x -- -m pkg.train --tp 2", "--out x -m pkg.train --tp 2"),
         ("-- --nproc-per-node 4 t.py --tp 2", "--world-size 4 t.py --tp 2"),
@@ -41,6 +44,8 @@ def test_sizes_are_multiplied_and_places_left_out(given: str, expected: str) -> 
     [
         ("--nnodes many t.py", "give a number"),
         ("--nnodes 2 --nproc-per-node 4 t.py", "8 GPUs a node"),
+        ("--nproc-per-node 16 t.py", "8 GPUs a node"),
+        ("--world-size 4 --nnodes 2 --nproc-per-node 8 t.py", "16 ranks; give one of them"),
         ("--no-python t.sh", "only Python"),
     ],
 )

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.analysis.result import RunResult
+from prismscale.analysis.wanted import Wanted
 from prismscale.config import JobConfig
 from prismscale.emulation.script import Script
 from prismscale.errors import PrismscaleWarning, StuckError, UsageError
@@ -312,6 +313,7 @@ def perform(
     log_line: LogLine | None = None,
     starter: Starter | None = None,
     executor: Executor | None = None,
+    wanted: Wanted | None = None,
 ) -> RunResult:
     """Run a job and write its folder, as :func:`run` and ``prismscale run`` do.
 
@@ -324,6 +326,7 @@ def perform(
         executor: draws steps for the summary. None: this process draws them. An executor that
             starts processes imports the main module in each, so that module must guard its own
             actions (``if __name__ == "__main__"``).
+        wanted: what the report's answers depend on, besides the job. None: no price is known.
 
     Raises:
         PrismscaleError: any of its subclasses; no half-written file is left behind.
@@ -339,6 +342,7 @@ def perform(
             log_line=log_line or (lambda rank, line: None),
             starter=starter,
             executor=executor,
+            wanted=wanted or Wanted(),
         )
         return job.run()
 

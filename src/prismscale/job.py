@@ -25,6 +25,7 @@ from prismscale.analysis.payload_use import mirror_blamed
 from prismscale.analysis.result import RunResult, StandstillResult
 from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
+from prismscale.analysis.wanted import Wanted
 from prismscale.capture.co_run import co_runs_to_time, time_co_runs
 from prismscale.capture.plan import CapturePlan, CapturePlanner
 from prismscale.capture.unusual_steps import find_events, store_events
@@ -79,6 +80,8 @@ class Job:
     """Starts all processes. None: they are forks of a server that has done their imports."""
     executor: Executor | None = None
     """Draws the steps of the forecast. None: this process draws them."""
+    wanted: Wanted = field(default_factory=Wanted)
+    """What the user asks of the answers."""
     wall_s: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> RunResult:
@@ -164,6 +167,7 @@ class Job:
             cluster=cluster,
             device=config.device,
             variability=scenario.variability.name if scenario.variability else "",
+            wanted=self.wanted,
             wall_s=self.wall_s,
             peak_rss_bytes=footprint.peak_bytes,
         )

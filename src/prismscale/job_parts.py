@@ -20,6 +20,7 @@ from prismscale.capture.plan import CapturePlan, CapturePlanner
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.devices.routing import Routing
+from prismscale.durations.what_if.combined import WhatIfs
 from prismscale.errors import UsageError
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
@@ -221,8 +222,17 @@ def router_findings(
 
 
 def work_of(config: JobConfig, graph: JobGraph, captures: Path) -> JobWork:
-    """Return the operations and tokens of a step, which are known on a null device only."""
-    return job_work(graph, captures) if config.device == "null" else JobWork()
+    """Return the operations and tokens of a step, which are known on a null device only.
+
+    The operations are those of the program. Left out is what a what-if changes: all of them where
+    products have another element type, the executed ones where nothing is recomputed.
+    """
+    if config.device != "null":
+        return JobWork()
+    work, what_ifs = job_work(graph, captures), WhatIfs.parse(config.what_ifs)
+    if what_ifs.changes_dtypes:
+        return JobWork(tokens=work.tokens)
+    return work if what_ifs.recomputes else replace(work, executed_flops=0.0)
 
 
 def live_stage(

@@ -111,15 +111,15 @@ class TerminalReporter:
     def stage(self, name: str) -> Iterator[NotedUpdate]:
         """Run the stage under a progress bar, and leave one line behind."""
         columns = (
-            TextColumn(f"  {name:<10}"),
+            TextColumn("  {task.fields[stage]:<10}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
         )
         # Refresh only twice a second: ranks that are timed meanwhile may need every core.
         with Progress(*columns, console=self._console, refresh_per_second=2) as progress:
-            task = progress.add_task("", total=None)
+            task = progress.add_task("", total=None, stage=name)
 
             def update(done: int, total: int, note: str = "") -> None:
                 progress.update(task, completed=done, total=total, description=note)

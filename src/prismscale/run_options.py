@@ -8,6 +8,7 @@ them by :func:`with_options_of`. :func:`parse` reads a list of arguments as ``ru
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -197,7 +198,7 @@ def job_config(
         ),
     ] = None,
     record_limit: Annotated[
-        float, typer.Option(help="GB that recordings may take on the disk.")
+        float, typer.Option(help="GiB that recordings may take on the disk.")
     ] = LIMIT_BYTES / (1 << 30),
     trust_objects: Annotated[
         bool,
@@ -278,7 +279,7 @@ def job_config(
         values=values,
         slots=slots,
         record=tuple(record or ()),
-        record_limit_bytes=round(record_limit * (1 << 30)),
+        record_limit_bytes=n_bytes("--record-limit", record_limit, 1 << 30),
         trusts_objects=trust_objects,
         transfers=TransferSettings.parse(transfers, netns or (), live_ranks),
         budget_bytes=_bytes(budget) if budget else 0,
@@ -296,6 +297,17 @@ def job_config(
         hang=dict(_hang(s) for s in hang or []),
         what_ifs=tuple(what_if or ()),
     )
+
+
+def n_bytes(option: str, amount: float, unit: int) -> int:
+    """Return an option's ``amount`` of ``unit`` bytes each.
+
+    Raises:
+        UsageError: it is not finite, or negative.
+    """
+    if not 0 <= amount < math.inf:
+        raise UsageError(f"{option} is {amount}; give a number that is not negative")
+    return round(amount * unit)
 
 
 def with_options_of(

@@ -14,10 +14,11 @@ _PLACES = (
     *("--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
     *("--master-addr", "--master-port", "--local-addr", "--max-restarts", "--monitor-interval"),
     *("--start-method", "--role", "--log-dir", "--redirects", "--tee", "--local-ranks-filter"),
-    *("--logs-specs", "--numa-binding", "--signals-to-handle"),
+    *("--logs-specs", "--numa-binding", "--signals-to-handle", "--event-log-handler", "-r", "-t"),
+    *("--duplicate-stdout-filters", "--duplicate-stderr-filters", "--shutdown-timeout"),
 )
 """Options with a value that say where and how processes run. They are ignored: none runs here."""
-_FLAGS = ("--standalone", "--run-path", "--no-python", "--event-log-handler")
+_FLAGS = ("--standalone", "--run-path", "--no-python", "--virtual-local-rank")
 _AUTOMATIC = ("auto", "gpu", "cuda")
 _REFUSED = {"--no-python": "only Python programs are run"}
 
@@ -63,21 +64,37 @@ def translated(words: Sequence[str], ours: dict[str, bool], gpus_per_node: int) 
                 sizes[name] = given
         else:
             kept.append(word)
-    return [*_world_size(sizes, gpus_per_node), *kept, *left]
-
-
-def _world_size(sizes: dict[str, str], gpus_per_node: int) -> list[str]:
     if not sizes:
-        return []
+        return [*kept, *left]
+    world_size = str(_world_size(sizes, gpus_per_node))
+    if _value_of("--world-size", kept) not in ("", world_size):
+        raise UsageError(
+            f"--world-size is {_value_of('--world-size', kept)}, and torchrun's options make "
+            f"{world_size} ranks; give one of them"
+        )
+    return ["--world-size", world_size, *kept, *left]
+
+
+def _value_of(option: str, words: Sequence[str]) -> str:
+    """Return the last value of an option, or the empty string."""
+    found = ""
+    for n, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == option:
+            found = value if equals else "".join(words[n + 1 : n + 2])
+    return found
+
+
+def _world_size(sizes: dict[str, str], gpus_per_node: int) -> int:
     nodes = _number("--nnodes", sizes.get("--nnodes", "1").rpartition(":")[2])
     text = sizes.get("--nproc-per-node", "1")
     each = gpus_per_node if text in _AUTOMATIC else _number("--nproc-per-node", text)
-    if nodes > 1 and each != gpus_per_node:
+    if each > gpus_per_node or (nodes > 1 and each != gpus_per_node):
         raise UsageError(
             f"--nproc-per-node is {each}, and the cluster has {gpus_per_node} GPUs a node; give "
             "both the same, with a --cluster file of your own if need be"
         )
-    return ["--world-size", str(nodes * each)]
+    return nodes * each
 
 
 def _number(name: str, text: str) -> int:

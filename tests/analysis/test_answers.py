@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from prismscale.analysis.answers import GroupTime, Wanted, answers, meant
+from prismscale.analysis.answers import GroupTime, answers, meant
 from prismscale.analysis.assertions import Assertion, Known, failures
 from prismscale.analysis.emulated import KernelKind, UnknownOperator
 from prismscale.analysis.job_work import JobWork
-from prismscale.analysis.price import Price
 from prismscale.analysis.result import EventResult, RunResult, StepSpread
+from prismscale.analysis.wanted import Price, Wanted
 from prismscale.errors import UsageError
 from prismscale.report.answer_rows import answer_rows, fit_row
 from support.report_job import report_run
@@ -199,3 +200,31 @@ def test_a_step_that_rests_on_unpriced_kernels_says_so_beside_it(result: RunResu
     assert "mine::scan" in row.detail
     nearly_all = replace(found, kernels=(replace(known, device_ns=980), other))
     assert "Unpriced" not in {r.name for r in answer_rows(nearly_all, answers(found, Wanted()))}
+
+
+def test_a_program_that_ran_out_with_room_left_is_not_said_to_hold_too_much(
+    result: RunResult,
+) -> None:
+    """Its own limit stopped it, or it cannot use the room."""
+    fit = answers(result, Wanted()).fit
+    assert fit is not None
+    row = fit_row(replace(fit, ran_out=True))
+    assert row.is_bad
+    assert row.answer.startswith("no, it ran out of memory, ")
+    assert " free: " in row.answer
+
+
+def test_the_page_answers_what_was_asked_of_the_run(result: RunResult) -> None:
+    """By default; a command may ask for something else."""
+    asked = replace(result, wanted=Wanted(price=Price(per_hour=2.0), tokens_per_step=10))
+    assert answers(asked) == answers(result, asked.wanted)
+    stored = json.loads(json.dumps(asked.to_json()))
+    assert RunResult.from_json(stored).wanted == asked.wanted
+
+
+def test_allocated_and_reserved_are_of_one_gpu(result: RunResult) -> None:
+    """Another stage may hold larger tensors on a GPU that is less full."""
+    first = replace(result.stages[0], peak_bytes=9 * GIB)
+    fit = answers(replace(result, stages=(first, *result.stages[1:]))).fit
+    assert fit is not None
+    assert fit.allocated_bytes == 8 * GIB

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from prismscale.analysis.attribution import break_down
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.facts import CaptureFacts
+from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord
 from prismscale.sim.timeline import simulate
 from support.jobs import RecordedDurations, job_from_traces
@@ -38,3 +41,24 @@ def test_waiting_for_the_host_counts_while_no_stream_works() -> None:
     graph = job_from_traces({0: builder.build(known_groups=(world,), facts=facts)})
     timeline = simulate(graph, RecordedDurations(graph), steps=2, ranks=[0])
     assert break_down(timeline, 0).compute_ns == {"forward, host": 5 + 20 + 1, "forward": 70}
+
+
+@pytest.mark.parametrize(("name", "is_bubble"), [("mesh_pp", True), ("mesh_cp", False)])
+def test_only_a_pipeline_has_bubbles(name: str, is_bubble: bool) -> None:
+    """Attention that passes keys around waits for its peers, who are no stages."""
+    pair = GroupRecord(ranks=(0, 1), name=name, backend="nccl")
+    traces = {}
+    for rank, work_ns in enumerate((10, 30)):
+        builder = TraceBuilder(rank=rank, world_size=2, groups=(pair,))
+        builder.begin_body()
+        work = builder.add_compute(work_ns, preds=[len(builder) - 1])
+        both = (CollectiveOp.SEND, CollectiveOp.RECV)
+        ops = [builder.add_communication(op, 8, peer=1, preds=[work]) for op in both]
+        builder.add_compute(1, preds=ops)
+        traces[rank] = builder.build(known_groups=(pair,))
+    graph = job_from_traces(traces)
+    timeline = simulate(graph, RecordedDurations(graph), steps=2, ranks=[0])
+
+    found = break_down(timeline, 0)
+
+    assert (found.bubble_ns, found.skew_ns) == ((20, 0) if is_bubble else (0, 20))

@@ -74,3 +74,11 @@ def test_a_page_shows_hostile_names_as_they_are(runs: list[Path], tmp_path: Path
     assert seen["foreign"] == 0
     assert seen["bars"] > 4
     assert seen["rows"] > 8
+
+
+def test_bars_are_drawn_of_parts_that_add_up(runs: list[Path]) -> None:
+    """A step and the same step without variation are no parts of a whole."""
+    results = [RunResult.from_json(json.loads((r / "results.json").read_text())) for r in runs]
+    page = comparison_page(["a", "b"], results, compare(results))
+    assert 'id="plot-compare-time-by-cause"' in page
+    assert 'id="plot-compare-runs"' not in page

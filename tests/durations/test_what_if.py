@@ -254,3 +254,12 @@ def test_kernels_of_a_null_run_need_its_logs(tmp_path: Path) -> None:
     scenario = Scenario(cluster=H100, kernel_costs=costs, what_ifs=("kernel=mm x2",))
     with pytest.raises(UsageError, match=r"launches-\d+\.parquet is missing"):
         hoped_job(job(), Alteration(scenario=scenario, root=tmp_path))
+
+
+def test_measured_kernels_do_not_depend_on_the_cluster() -> None:
+    """Modelled ones do."""
+    h200 = Cluster.load("h200-sxm")
+    measured = Scenario(cluster=H100)
+    assert measured.costs_kernels_as(replace(measured, cluster=h200))
+    modelled = Scenario(cluster=H100, kernel_costs=CostSettings())
+    assert not modelled.costs_kernels_as(replace(modelled, cluster=h200))

@@ -38,6 +38,7 @@ from prismscale.validation.synthetic_job import (
     median_durations,
 )
 from support.fused_durations import FusedDurations
+from support.jobs import job_from_traces, mesh_groups
 
 
 def barrier_job(ranks):
@@ -259,3 +260,30 @@ def test_progress_counts_draws():
         progress=lambda done, total: seen.append((done, total)),
     )
     assert seen == [(128, 200), (200, 200)]
+
+
+def test_fused_messages_keep_their_tags():
+    """The second stage takes them in another order than the first one sends them."""
+    groups = mesh_groups(np.arange(4).reshape(2, 2), {"pp": 0, "tp": 1})
+    traces = {}
+    for rank in (0, 2):
+        own = [g for g in groups if rank in g.ranks]
+        pipe, tensor = ([g.name for g in own].index(name) for name in ("pp", "tp"))
+        builder = TraceBuilder(rank=rank, world_size=4, groups=own)
+        ready = builder.add_compute(1_000, preds=[-1])
+        op, tags = (CollectiveOp.SEND, (0, 1)) if rank < 2 else (CollectiveOp.RECV, (1, 0))
+        messages = [
+            builder.add_communication(
+                op, 8, group_index=pipe, peer=1, tag=tag, preds=[ready], lane=f"tag {tag}"
+            )
+            for tag in tags
+        ]
+        last = builder.add_compute(1_000, preds=messages)
+        builder.add_communication(CollectiveOp.ALL_REDUCE, 8, group_index=tensor, preds=[last])
+        traces[rank] = builder.build(known_groups=groups)
+
+    fused = fuse(job_from_traces(traces)).graph
+
+    assert fused.world_size == 2
+    told = [c.trace.peer_N[c.trace.is_message_N] // 2 for c in fused.classes]
+    assert [tags_N.tolist() for tags_N in told] == [[0, 1], [1, 0]]

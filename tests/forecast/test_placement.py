@@ -159,6 +159,12 @@ def test_nodes_are_read_by_factor_or_speed(tmp_path):
     assert [n.factor for n in read_nodes(tmp_path / "a.csv")] == [2.0, 1.0]
 
 
+def test_a_factor_beside_a_health_check_is_kept_as_it_is(tmp_path):
+    """Seconds are held against the median of the nodes; factors are not."""
+    (tmp_path / "a.csv").write_text("node,factor,seconds\nx,1.2,7\ny,1.4,8\n")
+    assert [n.factor for n in read_nodes(tmp_path / "a.csv")] == [1.2, 1.4]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -289,6 +295,8 @@ def test_slow_ranks_come_from_a_file(tmp_path):
         (f"@{tmp_path / 'b.slow'}", "cannot be read"),
         ("7-3=1.2", "give RANK=FACTOR"),
         ("x=1", "give RANK=FACTOR"),
+        ("0-999999999999999999=2", "ranks at most"),
+        (f"{'9' * 5000}=2", "give RANK=FACTOR"),
     ):
         with pytest.raises(UsageError, match=says):
             slow_ranks([text])

@@ -1,10 +1,16 @@
 """Days to train on machines that vary, fail, and are replaced."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from prismscale.cluster import Cluster
+from prismscale.durations.scenario import Scenario
+from prismscale.durations.stored_events import EventFacts
 from prismscale.errors import FormatError, UsageError
 from prismscale.forecast.fleet import FailingComponent, Fleet
+from prismscale.forecast.recording import recording_of
 from prismscale.forecast.training import (
     TrainingPlan,
     best_interval_s,
@@ -12,6 +18,12 @@ from prismscale.forecast.training import (
     training_time,
     young_interval_s,
 )
+from prismscale.forecast.training_plan import Machines, training_plan
+from prismscale.sim.event_cost import EventCost
+from support.jobs import job_from_traces
+from support.traces import joined_traces
+
+H100 = Cluster.load("h100-sxm")
 
 
 def steps(n=2_000, mean=1e9, std=5e7, seed=0):
@@ -152,3 +164,15 @@ def test_impossible_plans_are_refused(bad):
     """Numbers that mean nothing are named."""
     with pytest.raises(UsageError, match=r"must be|needs 1"):
         TrainingPlan(**bad)
+
+
+@pytest.mark.parametrize(("interval_s", "left"), [(None, 0.2e9), (600.0, 0.0)])
+def test_checkpoints_of_the_program_count_where_none_are_planned(interval_s, left):
+    """Without failures and without an interval they come as often as the program writes them."""
+    facts = EventFacts(numbers=(5, 10), every=5, site="", checkpoint_bytes=1)
+    saves = EventCost(facts=facts, extra_ns=10**9, rate=0.2)
+    graph = job_from_traces(joined_traces([10], [30]))
+    recording = recording_of(Scenario(cluster=H100).durations(graph), Scenario(cluster=H100))
+    asked = Machines(failures="none", interval_s=interval_s)
+    plan = training_plan(replace(recording, events=(saves,)), asked, steps=100).plan
+    assert plan.extra_ns == left

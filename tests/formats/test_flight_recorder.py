@@ -104,6 +104,7 @@ def test_a_bytearray_that_is_not_there_is_refused_in_silence(
         {"pg_config": {"0": {"desc": "x", "ranks": "__import__('os')"}}},
         {"entries": [ENTRY | {"state": "lost"}]},
         {"entries": [ENTRY | {"profiling_name": "nccl:send 0->1"}], "pg_config": {}},
+        {"entries": [ENTRY | {"profiling_name": "nccl:send"}]},
         {"entries": [ENTRY | {"collective_seq_id": 10**400}]},
     ],
 )

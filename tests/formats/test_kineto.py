@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from prismscale.errors import FormatError
 from prismscale.formats.kineto import read_kineto
+from prismscale.formats.kineto.events import read_events
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import RankTrace
 from prismscale.sim.timeline import simulate
@@ -162,3 +164,30 @@ def test_trace_without_device_work_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "r.json", [event("cpu_op", "aten::mm", 0, 5)])
     with pytest.raises(FormatError, match="no device activity"):
         read_kineto([path])
+
+
+def test_every_kernel_of_a_cuda_graph_is_kept(tmp_path: Path) -> None:
+    """One launch, three kernels, on two streams."""
+    told = {"correlation": 7}
+    events = [event("cuda_runtime", "cudaGraphLaunch", 10, 5, args=told)]
+    for n, stream in enumerate((7, 7, 9)):
+        args = told | {"stream": stream}
+        events.append(event("kernel", f"k{n}", 20 + 10 * n, 10, tid=stream, args=args))
+    path = write(tmp_path / "graph.json", events, world_size=1)
+
+    (rank_class,) = read_kineto([path]).samples.graph.classes
+
+    trace = rank_class.trace
+    assert {"k0", "k1", "k2"} <= {trace.labels[i] for i in trace.label_N.tolist()}
+    assert "k0" in {
+        trace.labels[int(trace.label_N[position(trace, "k1") - 2])],
+        *pred_labels(trace, position(trace, "k1") - 1),
+    }
+
+
+def test_no_kind_of_event_is_kept_without_a_limit(tmp_path: Path) -> None:
+    """Waits and communications count as well as kernels."""
+    told = [event("cuda_runtime", "cudaDeviceSynchronize", n, 1) for n in range(20)]
+    path = write(tmp_path / "many.json.gz", [*rank_events(0, 300), *told])
+    with gzip.open(path) as file, pytest.raises(FormatError, match="more than 30 device"):
+        read_events("many", file, max_events=30)

@@ -111,3 +111,9 @@ def _end(all_of_them: list[Flow], took_ns: list[float], lane: int) -> float:
         if t.lane == lane:
             end = max(end, t.start_ns) + ns
     return end
+
+
+def test_flows_of_a_lane_that_begin_together_run_in_their_order() -> None:
+    """The first one shares the link with the other lane, the second has it alone at the end."""
+    lane = [flow(0, 0, 100, CARD), flow(0, 0, 300, CARD)]
+    assert shared_ns([*lane, flow(1, 0, 100, CARD)]) == [200, 300, 200]

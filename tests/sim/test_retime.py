@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from prismscale.durations.faults import Faults
+from prismscale.errors import UsageError
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.sim.retime import MOST_SAMPLED_STEPS, simulate_typical
@@ -75,3 +78,17 @@ def test_a_rank_feels_the_tail_of_another_one_step_later() -> None:
     assert sorted(job) == [15, 15, 35]
     assert last == job
     assert first == [job[-1], *job[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("hang", "told"),
+    [
+        ({0: 10**9}, "from 0 to 10,000"),
+        ({0: -1}, "from 0 to 10,000"),
+        ({r: r + 1 for r in range(8)}, "8 different steps; give 7 or fewer"),
+    ],
+)
+def test_hangs_that_cannot_be_simulated_are_refused(hang: dict[int, int], told: str) -> None:
+    """All steps before a hang are simulated, and infinite times add up."""
+    with pytest.raises(UsageError, match=told):
+        Faults(hang=hang)

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from prismscale.cluster import Cluster
 from prismscale.cost.nccl.occupancy import ring_channels, slowdown
 from prismscale.durations.altered import Alteration
+from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.node_kernels import NodeKernels
 from prismscale.durations.scenario import Scenario
+from prismscale.errors import UsageError
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.io import load_graph
 from prismscale.graph.job_graph import JobGraph
@@ -130,3 +132,10 @@ def test_the_loss_is_that_of_every_nanosecond(
         done += (end - begin) / pace[sum(n for a, b, n in intervals if a <= now < b)]
     assert done == pytest.approx(alone)
     assert alone <= found
+
+
+def test_slow_ranks_beside_are_refused() -> None:
+    """How long channels are held while they wait is another time on every rank."""
+    scenario = Scenario(cluster=H100, faults=Faults(slow={1: 1.3}), what_ifs=("compute=shared",))
+    with pytest.raises(UsageError, match="--slow"):
+        hoped_job(job(beside=True), Alteration(scenario=scenario, root=Path()))

@@ -81,3 +81,23 @@ def test_a_faster_network_is_shared_as_it_would_be() -> None:
     shared = step_ns(hoped(job(), "links=shared"))
     faster = step_ns(hoped(job(), "links=shared", "link=network x2"))
     assert 0.45 * shared < faster < 0.65 * shared
+
+
+def test_what_runs_into_the_next_step_shares_with_it() -> None:
+    """Issued last in a step, and the other first in the next one: as if in one step."""
+    records = mesh_groups(MESH, {"replicas": 0, "shards": 1, "node": 2})
+    own = [r for r in records if 0 in r.ranks]
+    builder = TraceBuilder(rank=0, world_size=MESH.size, groups=own)
+    first = builder.add_compute(1_000, preds=[-1])
+    for lane, group_index in (("one", REPLICAS), ("other", SHARDS)):
+        begun = -1 if lane == "one" else first
+        builder.add_communication(
+            CollectiveOp.ALL_REDUCE, 256 * MIB, group_index=group_index, preds=[begun], lane=lane
+        )
+    # The first computation of the next step waits for what was issued first in this one.
+    builder.add_compute(1_000, preds=[first + 1])
+    graph = job_from_traces({0: builder.build(known_groups=records)})
+
+    extra_B = hoped(graph, "links=shared").durations.shared_ns[0]
+
+    assert (extra_B[[1, 2]] > 0).all()

@@ -12,29 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prismscale.analysis.attribution import Breakdown
-from prismscale.analysis.price import Price
-from prismscale.analysis.result import RunResult, StageResult
+from prismscale.analysis.result import RunResult
 from prismscale.analysis.step_error import ErrorBar, step_error
-from prismscale.errors import UsageError
-
-DEFAULT_STEPS = 1000
-"""Number of steps that GPU-hours are computed for by default."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """Options of the user that answers depend on, besides the job itself."""
-
-    price: Price | None = None
-    for_steps: int = DEFAULT_STEPS
-    tokens_per_step: int = 0
-    """Tokens of the whole job; 0: as found in the run."""
-
-    def __post_init__(self) -> None:
-        if self.for_steps < 1:
-            raise UsageError(f"--for-steps is {self.for_steps}; allowed: 1 or more")
-        if self.tokens_per_step < 0:
-            raise UsageError(f"--tokens-per-step is {self.tokens_per_step}; allowed: 1 or more")
+from prismscale.analysis.wanted import Wanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,8 +105,9 @@ class Answers:
     currency: str
 
 
-def answers(result: RunResult, asked: Wanted) -> Answers:
-    """Compute the answers for a run that does not hang."""
+def answers(result: RunResult, asked: Wanted | None = None) -> Answers:
+    """Compute the answers for a run that does not hang; ``asked`` is by default the run's own."""
+    asked = asked or result.wanted
     second = result.median_ns / 1e9
     tokens = asked.tokens_per_step or result.work.tokens
     per_s = tokens / second if tokens and second else None
@@ -163,22 +144,17 @@ def utilisation(result: RunResult, flops: float, step_ns: int) -> float | None:
 
 def fit_of(result: RunResult) -> MemoryFit | None:
     """Return the fit in memory; None where memory was not tracked or the target is no GPU."""
-    followed = [s for s in result.stages if s.reserved_bytes is not None]
-    if not followed or not result.capacity_bytes:
+    fullest = result.fullest
+    if fullest is None or fullest.reserved_bytes is None or not result.capacity_bytes:
         return None
-    fullest = max(followed, key=_held)
     return MemoryFit(
         capacity_bytes=result.capacity_bytes,
-        reserved_bytes=fullest.reserved_bytes or 0,
+        reserved_bytes=fullest.reserved_bytes,
         allocated_bytes=fullest.peak_bytes or 0,
         outside_bytes=fullest.outside_bytes,
         stage=fullest.name,
         rank=fullest.fullest_rank if fullest.fullest_rank is not None else fullest.first_rank,
     )
-
-
-def _held(stage: StageResult) -> int:
-    return (stage.reserved_bytes or 0) + stage.outside_bytes
 
 
 def group_times(result: RunResult) -> tuple[GroupTime, ...]:

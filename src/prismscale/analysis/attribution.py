@@ -3,7 +3,8 @@
 Follows the computations of the last simulated step in stream order. A gap before a computation is
 attributed to the predecessor that ended last. The part of the gap that this communication took
 after its last arrival is *exposed communication* of its group. The rest is *waiting*: for a
-pipeline neighbour (bubble) or for the last member of a collective (skew).
+pipeline neighbour (bubble), or for the last member of a collective or the other end of a message
+outside the pipeline (skew).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from prismscale.durations.source import NEVER
 from prismscale.graph.job_graph import RankClass
 from prismscale.graph.launch_paths import LAUNCH_SUFFIX, is_launch_path_N
 from prismscale.graph.node import NodeKind
+from prismscale.graph.pipeline import messages_of, pipeline_groups, smallest_group
 from prismscale.graph.trace import HOST, RankTrace
 from prismscale.sim.timeline import RankTimeline, Timeline
 
@@ -42,7 +44,7 @@ class Breakdown:
     bubble_ns: int = 0
     """Waiting for a pipeline neighbour."""
     skew_ns: int = 0
-    """Waiting for the last member of a collective."""
+    """Waiting for the last member of a collective, or for a peer that is no pipeline neighbour."""
 
     @property
     def total_compute_ns(self) -> int:
@@ -82,17 +84,18 @@ def break_down(timeline: Timeline, rank: int) -> Breakdown:
     is_work_C = (_on_stream_N(trace) & ~is_launch_path_N(trace))[nodes_N[row_C]]
     idle_ns_C = _idle_ns(own_ns_C, start_ns_C, end_ns_C, is_work_C)
     exposed: dict[str, int] = {}
+    in_pipeline_N = _in_pipeline_N(trace)
     bubble = skew = 0
     for at in np.flatnonzero(start_ns_C > clock_ns_C):
         gap = int(start_ns_C[at] - clock_ns_C[at])
         cause = last_predecessor(seen, rank_class, int(row_C[at]))
-        kind, name, took = _cost_of(seen, trace, cause)
+        node, name, took = _cost_of(seen, trace, cause)
         transfer = min(gap, took)
         exposed[name] = exposed.get(name, 0) + transfer
-        if kind == NodeKind.COLLECTIVE:
-            skew += gap - transfer
-        else:
+        if in_pipeline_N[node]:
             bubble += gap - transfer
+        else:
+            skew += gap - transfer
     row_M = first + np.flatnonzero(~computes_N[first:])
     took_ns_M = seen.end_ns_N[row_M] - seen.moves_from_ns_N[row_M]
     return Breakdown(
@@ -116,6 +119,17 @@ def _beyond(
     """
     clock_ns_C1 = np.maximum.accumulate(np.concatenate([[began], end_ns_C]))
     return np.maximum(end_ns_C - np.maximum(start_ns_C, clock_ns_C1[:-1]), 0), clock_ns_C1
+
+
+def _in_pipeline_N(trace: RankTrace) -> NDArray[np.bool_]:
+    """Return True for messages to and from pipeline neighbours."""
+    stages = set(pipeline_groups(trace))
+    is_found = {m: smallest_group(trace, *m) in stages for m in messages_of(trace)}
+    in_pipeline_N = np.zeros(trace.n_nodes, dtype=bool)
+    for node in np.flatnonzero(trace.is_message_N).tolist():
+        message = (int(trace.group_index_N[node]), int(trace.peer_N[node]))
+        in_pipeline_N[node] = is_found[message]
+    return in_pipeline_N
 
 
 def _on_stream_N(trace: RankTrace) -> NDArray[np.bool_]:
@@ -197,14 +211,13 @@ def last_predecessor(seen: RankTimeline, rank_class: RankClass, row: int) -> int
 
 
 def _cost_of(seen: RankTimeline, trace: RankTrace, row: int) -> tuple[int, str, int]:
-    """Return the kind of the node at ``row``, the name to attribute it to, and its duration.
+    """Return the node at ``row``, the name to attribute it to, and its duration.
 
     The duration of a communication runs from its last arrival to its end in the simulation, which
     takes measured durations where there are some. For a computation 0 is returned.
     """
     node = trace.template(seen.first_position + row)
-    kind, group_index = int(trace.kind_N[node]), int(trace.group_index_N[node])
-    if kind == NodeKind.COMPUTE:
-        return kind, "computation", 0
-    name = trace.group_label(group_index)
-    return kind, name, int(seen.end_ns_N[row] - seen.moves_from_ns_N[row])
+    if trace.kind_N[node] == NodeKind.COMPUTE:
+        return node, "computation", 0
+    name = trace.group_label(int(trace.group_index_N[node]))
+    return node, name, int(seen.end_ns_N[row] - seen.moves_from_ns_N[row])

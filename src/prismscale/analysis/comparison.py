@@ -51,6 +51,8 @@ class ComparedPart:
     title: str
     note: str
     figures: tuple[ComparedFigure, ...]
+    adds_up: bool = False
+    """Whether the figures are parts of one whole."""
 
 
 def compare(results: Sequence[RunResult]) -> list[ComparedPart]:
@@ -91,7 +93,7 @@ def _time(results: Sequence[RunResult]) -> ComparedPart:
         "Where a step of the mean rank without variation goes; differences add up to that of its "
         "step."
     )
-    return ComparedPart(title="Time by cause", note=note, figures=ordered)
+    return ComparedPart(title="Time by cause", note=note, figures=ordered, adds_up=True)
 
 
 def _parts_of(result: RunResult) -> dict[str, float]:
@@ -133,26 +135,20 @@ def _kernels(results: Sequence[RunResult]) -> ComparedPart:
     ]
     ordered = tuple(sorted(figures, key=lambda figure: -figure.largest))
     note = "Device time of a step by kind of kernel, mean of the captured ranks."
-    return ComparedPart(title="Kernels", note=note, figures=ordered)
+    return ComparedPart(title="Kernels", note=note, figures=ordered, adds_up=True)
 
 
 def _memory(results: Sequence[RunResult]) -> ComparedPart:
-    figures = [
-        _figure(
-            "peak allocated", Measure.BYTES, results, lambda r: _most(r, lambda s: s.peak_bytes)
-        ),
-        _figure(
-            "peak reserved", Measure.BYTES, results, lambda r: _most(r, lambda s: s.reserved_bytes)
-        ),
-        _figure(
-            "outside torch",
-            Measure.BYTES,
-            results,
-            lambda r: _most(r, lambda s: s.outside_bytes or None),
-        ),
-    ]
+    def of_fullest(name: str, of: Callable[[StageResult], int | None]) -> ComparedFigure:
+        return _figure(name, Measure.BYTES, results, lambda r: of(r.fullest) if r.fullest else None)
+
+    figures = (
+        of_fullest("peak allocated", lambda stage: stage.peak_bytes),
+        of_fullest("peak reserved", lambda stage: stage.reserved_bytes),
+        of_fullest("outside torch", lambda stage: stage.outside_bytes or None),
+    )
     known = tuple(f for f in figures if any(value is not None for value in f.values))
-    return ComparedPart(title="Memory", note="Of the fullest stage.", figures=known)
+    return ComparedPart(title="Memory", note="Of the fullest GPU.", figures=known)
 
 
 def _figure(
@@ -162,7 +158,3 @@ def _figure(
     of: Callable[[RunResult], float | None],
 ) -> ComparedFigure:
     return ComparedFigure(name=name, measure=measure, values=tuple(of(r) for r in results))
-
-
-def _most(result: RunResult, of: Callable[[StageResult], int | None]) -> float | None:
-    return max((value for s in result.stages if (value := of(s)) is not None), default=None)

@@ -20,6 +20,7 @@ from prismscale.analysis.moved import Moved
 from prismscale.analysis.overload import RouterFindings
 from prismscale.analysis.payload_use import PayloadKind, PayloadUse
 from prismscale.analysis.switched import SwitchCounts
+from prismscale.analysis.wanted import Wanted
 from prismscale.cluster import Calibration
 from prismscale.durations.source import NEVER
 from prismscale.durations.what_if.effects import Effect
@@ -43,10 +44,11 @@ class StageResult:
     breakdown: Breakdown
     memory_source: str
     peak_bytes: int | None = None
-    """Highest peak of the captured ranks; None where memory was not tracked."""
+    """Most bytes that tensors hold, on the captured rank whose GPU is fullest. None where memory
+    was not tracked."""
     reserved_bytes: int | None = None
-    """Most bytes that torch's allocator holds, on the captured rank whose GPU is fullest. None
-    where memory was not tracked or there is no such allocator."""
+    """Most bytes that torch's allocator holds on that GPU. None where memory was not tracked or
+    there is no such allocator."""
     outside: tuple[MemoryPart, ...] = ()
     """Memory on that GPU outside torch's allocator, where it is modelled; largest first."""
     fullest_rank: int | None = None
@@ -56,6 +58,11 @@ class StageResult:
     def outside_bytes(self) -> int:
         """Bytes of all parts of :attr:`outside`."""
         return sum(part.n_bytes for part in self.outside)
+
+    @property
+    def held_bytes(self) -> int:
+        """Reserved bytes and those outside torch's allocator, on the fullest GPU."""
+        return (self.reserved_bytes or 0) + self.outside_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,10 +242,18 @@ class RunResult:
     """Memory of the target's GPU; 0 where the target is no GPU."""
     peak_flops: float = 0.0
     """Peak operations per second of the target's device in ``work.dtype``; 0 where unknown."""
+    wanted: Wanted = field(default_factory=Wanted)
+    """What the user asked of the answers."""
     wall_s: dict[str, float] = field(default_factory=dict)
     """Wall time of each stage of the run."""
     peak_rss_bytes: int = 0
     """Highest resident memory of all processes of the run together, as sampled."""
+
+    @property
+    def fullest(self) -> StageResult | None:
+        """The stage with the fullest GPU; None where memory was not tracked."""
+        followed = (s for s in self.stages if s.peak_bytes is not None)
+        return max(followed, key=lambda s: (s.held_bytes, s.peak_bytes or 0), default=None)
 
     @property
     def notable_events(self) -> tuple[EventResult, ...]:

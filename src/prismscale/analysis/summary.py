@@ -37,6 +37,7 @@ from prismscale.analysis.result import (
 from prismscale.analysis.stages import classes_by_stage, stage_name
 from prismscale.analysis.step_error import host_error
 from prismscale.analysis.switched import SwitchCounts
+from prismscale.analysis.wanted import Wanted
 from prismscale.cluster import Cluster
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.what_if.effects import Effect
@@ -97,6 +98,7 @@ def summarise(
     variability: str,
     wall_s: dict[str, float],
     peak_rss_bytes: int,
+    wanted: Wanted | None = None,
 ) -> RunResult:
     """Compute the figures of a run."""
     graph, timeline = found.graph, found.retimed.timeline
@@ -107,8 +109,7 @@ def summarise(
     simulated = found.retimed.job_step_ns_T
     kernels = kernel_kinds(found.emulated)
     return RunResult(
-        # A path of undecodable bytes could be neither printed nor written.
-        command=command.encode("utf-8", "backslashreplace").decode(),
+        command=command,
         world_size=graph.world_size,
         cluster=cluster.name,
         device=device,
@@ -154,6 +155,7 @@ def summarise(
         work=found.work,
         capacity_bytes=0 if cluster.processor_communicates else cluster.device.memory_bytes,
         peak_flops=cluster.device.peak_flops.get(found.work.dtype, 0.0),
+        wanted=wanted or Wanted(),
         wall_s=wall_s,
         peak_rss_bytes=peak_rss_bytes,
     )
@@ -208,7 +210,7 @@ def _stage(
         ranks=sum(c.size for c in classes),
         first_rank=first,
         breakdown=break_down(timeline, first),
-        peak_bytes=max((r.peak_bytes for _, r in records), default=None),
+        peak_bytes=fullest.peak_bytes if fullest else None,
         memory_source=records[0][1].source if records else "untracked",
         reserved_bytes=fullest.reserved_bytes if fullest else None,
         outside=fullest.outside if fullest else (),
@@ -216,8 +218,10 @@ def _stage(
     )
 
 
-def _held_bytes(record: MemoryRecord) -> int:
-    return (record.reserved_bytes or 0) + sum(part.n_bytes for part in record.outside)
+def _held_bytes(record: MemoryRecord) -> tuple[int, int]:
+    """Return what a GPU holds, and what tensors hold of it: all that is known on a CPU."""
+    outside = sum(part.n_bytes for part in record.outside)
+    return (record.reserved_bytes or 0) + outside, record.peak_bytes
 
 
 def _class(graph: JobGraph, rank_class: RankClass) -> ClassResult:

@@ -28,6 +28,7 @@ from prismscale.formats.nccl_tests import measured_from, parse_nccl_tests
 from prismscale.progress import TerminalReporter, terminal
 from prismscale.report.folder import read_results
 from prismscale.runfolder import RunFolder
+from prismscale.typed_files import text_of
 
 _UNITS = {"ms": 1e6, "s": 1e9}
 _STEP = re.compile(r"(\d+\.?\d*|\.\d+)\s*(ms|s)")
@@ -152,6 +153,6 @@ def _one_cluster(runs: Sequence[StoredStep]) -> Cluster:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return text_of(path, errors="replace")
     except OSError as error:
         raise UsageError(f"cannot read '{path}': {error.strerror}") from error

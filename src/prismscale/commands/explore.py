@@ -99,6 +99,8 @@ def explore(
 def _asked(draws: int, seed: int, tokens_per_step: int) -> Asked:
     if draws < 1:
         raise UsageError(f"--draws is {draws}; at least 1 is needed")
+    if seed < 0:
+        raise UsageError(f"--seed is {seed}; allowed: 0 or more")
     if tokens_per_step < 0:
         raise UsageError(f"--tokens-per-step is {tokens_per_step}; allowed: above 0")
     return Asked(draws=draws, seed=seed, tokens_per_step=tokens_per_step)

@@ -8,14 +8,15 @@ from typing import Annotated
 
 import typer
 
-from prismscale.analysis.answers import Wanted, fit_of
+from prismscale.analysis.answers import fit_of
 from prismscale.analysis.memory.memory_log import load_memory_log, memory_path
 from prismscale.analysis.stages import shown_ranks
+from prismscale.analysis.wanted import Wanted
 from prismscale.commands.forecast_options import ClusterName, Run, numbers
 from prismscale.durations.altered import Alteration
 from prismscale.durations.node_kernels import NodeKernels
 from prismscale.durations.scenario import Scenario
-from prismscale.durations.source import DurationSource
+from prismscale.durations.source import DurationSource, FactoredDurations
 from prismscale.errors import UsageError
 from prismscale.forecast.recording import Recording, load_recording
 from prismscale.formats.chakra import write_chakra
@@ -165,7 +166,9 @@ def _step(
     with: the run's own, or a recorded one by itself."""
     graph, base = recording.samples.graph, recording.base
     if step is not None:
-        durations = recording.samples.durations(step)
+        durations = FactoredDurations(
+            graph=graph, durations=recording.samples.durations(step), factor_R=base.factor_R
+        )
         return simulate(graph, durations, steps=1, ranks=ranks), durations
     if base.steps is None:
         return simulate_steady(graph, base.durations, ranks=ranks)[0], base.durations

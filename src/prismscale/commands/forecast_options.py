@@ -12,6 +12,7 @@ from prismscale.errors import UsageError
 from prismscale.forecast.draws.montecarlo import MonteCarlo
 from prismscale.forecast.draws.variation import COMMUNICATION_CV, Variation
 from prismscale.forecast.recording import Changes, Recording, load_recording
+from prismscale.run_options import n_bytes
 
 Run = Annotated[Path, typer.Argument(help="Run folder, captured or imported.")]
 ClusterName = Annotated[
@@ -138,7 +139,8 @@ IntervalS = Annotated[
 
 def draws_config(draws: int, seed: int, steps: int | None, memory_gb: float) -> MonteCarlo:
     """What the options ask for."""
-    return MonteCarlo(draws=draws, seed=seed, steps=steps, memory_bytes=int(memory_gb * 1e9))
+    memory_bytes = n_bytes("--memory", memory_gb, 10**9)
+    return MonteCarlo(draws=draws, seed=seed, steps=steps, memory_bytes=memory_bytes)
 
 
 def assumed(communication_cv: float | None, stalls: float | None = None) -> Variation:
@@ -156,14 +158,18 @@ def recording(
         UsageError: see :func:`load_recording`; or constants beside a profile.
     """
     found = load_recording(run, changes=asked, variation=assumed(communication_cv, stalls))
-    if found.modelled_job is not None:
-        for option, value in (("--communication-cv", communication_cv), ("--stalls", stalls)):
-            if value is not None:
-                raise UsageError(
-                    f"{option} is a constant in place of a profile, and this run has one "
-                    f"('{found.modelled_job.profile.name}'): add --variability recorded, or write "
-                    "a profile of your own"
-                )
+    for option, value in (("--communication-cv", communication_cv), ("--stalls", stalls)):
+        if value is not None and not found.modelled:
+            raise UsageError(
+                f"{option} is for communication whose duration a model says; all of this run's was "
+                "measured, and varies as it was recorded"
+            )
+        if value is not None and found.modelled_job is not None:
+            raise UsageError(
+                f"{option} is a constant in place of a profile, and this run has one "
+                f"('{found.modelled_job.profile.name}'): add --variability recorded, or write "
+                "a profile of your own"
+            )
     return found
 
 

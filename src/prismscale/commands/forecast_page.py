@@ -247,5 +247,5 @@ def _placement(placement: Mapping[str, Any]) -> str:
         (name, f"{placement[key] / 1e6:,.3f} ms")
         for name, key in (("given order", "given_ns"), ("best", "best_ns"), ("worst", "worst_ns"))
     ]
-    table = fragment(_TABLE, head=(f"p{placement['quantile'] * 100:g} of the step", ""), rows=rows)
+    table = fragment(_TABLE, head=(placement["compared"], ""), rows=rows)
     return markup(drawn, "forecast-placement") + table + hot_table(placement["hot"])

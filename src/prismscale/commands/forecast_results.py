@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from prismscale.analysis.result import SCHEMA
 from prismscale.commands.forecast_page import write_forecast
-from prismscale.commands.forecast_tables import Guarantee
+from prismscale.commands.forecast_tables import Guarantee, placed_by
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
 from prismscale.files import write_json
@@ -110,15 +110,19 @@ def promise_json(
 def placement_json(
     study: PlacementStudy,
     samples: StepSamples,
-    quantile: float,
+    quantile: float | None,
     hot: Sequence[HotNode],
     stage_S: Sequence[int],
     notes: Sequence[str],
     tails: Sequence[PlacedTail] = (),
 ) -> dict[str, Any]:
-    """The best placement, node slot by node slot, and what one slow node costs."""
+    """The best placement, node slot by node slot, and what one slow node costs.
+
+    ``quantile`` is that of the step by which placements were compared; None: they were compared by
+    the step without other variation.
+    """
     return {
-        "quantile": quantile,
+        "compared": placed_by(quantile),
         "given_ns": study.given.step_ns,
         "best_ns": study.best.step_ns,
         "worst_ns": study.worst.step_ns,

@@ -184,6 +184,13 @@ def print_sensitivity(console: Console, found: Sensitivity, sobol: Sequence[Sobo
     )
 
 
+def placed_by(quantile: float | None) -> str:
+    """Return by what placements were compared: a quantile, or None."""
+    if quantile is None:
+        return "step without other variation"
+    return f"p{quantile * 100:g} of the step"
+
+
 def print_placement(
     console: Console, study: PlacementStudy, samples: StepSamples, quantile: float | None
 ) -> None:
@@ -200,7 +207,7 @@ def print_placement(
     if len(placed) > MOST_NODE_SLOTS:
         console.print(f"… and {len(placed) - MOST_NODE_SLOTS} more in results.json and report.html")
     how = "all different ones" if study.exhaustive else "search"
-    what = "step without other variation" if quantile is None else f"p{quantile * 100:g}"
+    what = placed_by(quantile)
     console.print(
         f"{what}: given order {study.given.step_ns / 1e6:,.3f} ms, best "
         f"{study.best.step_ns / 1e6:,.3f} ms ({study.gain:.3f}× faster), worst seen "

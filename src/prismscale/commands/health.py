@@ -13,6 +13,7 @@ import typer
 from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_text
 from prismscale.progress import terminal
+from prismscale.typed_files import text_of
 
 HEADER = ("node", "seconds")
 
@@ -42,8 +43,8 @@ def _read(path: Path) -> dict[str, float]:
     if not path.exists():
         return {}
     try:
-        rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
+        rows = list(csv.reader(text_of(path).splitlines()))
+    except OSError as error:
         raise UsageError(f"cannot read '{path}': {error}") from error
     try:
         if not rows or tuple(rows[0]) != HEADER:

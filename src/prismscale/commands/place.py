@@ -137,7 +137,8 @@ def place(
                 looking, hot_factors, update, quantile=quantile, draws=draws, steps=steps
             )
     print_base(console, model.step_ns)
-    print_placement(console, study, found.samples, None if subject.is_modelled else quantile)
+    compared = None if subject.is_modelled else quantile
+    print_placement(console, study, found.samples, compared)
     print_placed_tails(console, tails, quantile)
     if slowed:
         print_hot_nodes(console, slowed, [slots.ranks[s][0] for s in slots.first], found.samples)
@@ -148,7 +149,7 @@ def place(
         "placement",
         {
             "step_without_variation_ns": model.step_ns,
-            **placement_json(study, found.samples, quantile, slowed, stage_S, model.notes, tails),
+            **placement_json(study, found.samples, compared, slowed, stage_S, model.notes, tails),
         },
     )
 

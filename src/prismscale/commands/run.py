@@ -57,11 +57,12 @@ def run(
         reporter=TerminalReporter(console),
         log_line=lambda rank, line: console.print(Text(f"[rank {rank}] ") + Text.from_ansi(line)),
         executor=LocalProcesses(),
+        wanted=verdicts.asked,
     )
     folder = RunFolder(root=config.out)
     if not verdicts.owns_output:
-        print_summary(result, console, folder, verdicts.asked)
-    found = None if result.hung else answers(result, verdicts.asked)
+        print_summary(result, console, folder)
+    found = None if result.hung else answers(result)
     unmet = failures(verdicts.asserted, Known(fit=found.fit, answers=found)) if found else []
     _tell(result, found, unmet, verdicts)
     if found is None:

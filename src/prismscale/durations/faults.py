@@ -10,6 +10,12 @@ from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
 
+LAST_HANG = 10_000
+"""Largest step in which a rank may hang: all steps before it are simulated."""
+MOST_HANG_STEPS = 7
+"""Number of different steps in which ranks may hang. One that waits for all of them ends after the
+sum of as many infinite durations, which 64 bits hold seven of."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Faults:
@@ -25,8 +31,13 @@ class Faults:
             if not 0 < factor < 1e6:
                 raise UsageError(f"--slow {rank}={factor}: the factor must lie between 0 and 1e6")
         for rank, step in self.hang.items():
-            if step < 0:
-                raise UsageError(f"--hang {rank}@step{step}: steps are counted from 0")
+            if not 0 <= step <= LAST_HANG:
+                raise UsageError(f"--hang {rank}@step{step}: give a step from 0 to {LAST_HANG:,}")
+        if len(set(self.hang.values())) > MOST_HANG_STEPS:
+            raise UsageError(
+                f"--hang: ranks hang in {len(set(self.hang.values()))} different steps; give "
+                f"{MOST_HANG_STEPS} or fewer"
+            )
 
     def factors(self, world_size: int) -> NDArray[np.float64]:
         """Return the factor on the computation of every rank."""

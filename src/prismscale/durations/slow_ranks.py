@@ -21,15 +21,15 @@ def slow_ranks(texts: Iterable[str]) -> dict[int, float]:
         if text.startswith("@"):
             found.update(slow_ranks(_lines(Path(text[1:]))))
             continue
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?=(\d+\.?\d*)", text)
+        match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?=(\d{1,18}\.?\d{0,18})", text)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise UsageError(
                 f"--slow {text!r}: give RANK=FACTOR, for example 17=1.3 or 8-15=1.3, or @FILE"
             )
-        ranks = range(int(match[1]), int(match[2] or match[1]) + 1)
-        if len(ranks) > MAX_WORLD_SIZE:
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last >= MAX_WORLD_SIZE:
             raise UsageError(f"--slow {text!r}: jobs have {MAX_WORLD_SIZE:,} ranks at most")
-        found.update(dict.fromkeys(ranks, float(match[3])))
+        found.update(dict.fromkeys(range(first, last + 1), float(match[3])))
     return found
 
 

@@ -65,8 +65,12 @@ class Script:
 
     @property
     def command(self) -> str:
-        """The program and its arguments, as a shell would read them."""
-        return " ".join([self.label, *map(shlex.quote, self.args)])
+        """The program and its arguments, as a shell would read them.
+
+        Undecodable bytes, which could be neither printed nor written, are escaped.
+        """
+        text = " ".join([self.label, *map(shlex.quote, self.args)])
+        return text.encode("utf-8", "backslashreplace").decode()
 
     def sources(self) -> list[Path]:
         """Return the files of the program's own code.

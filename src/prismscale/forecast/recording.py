@@ -111,7 +111,10 @@ def _read(folder: Path, variation: Variation | None, changes: Changes) -> Record
             f"{folder} holds no run: make one with prismscale run --out {folder}, or import one"
         )
     if has_samples(graph_folder):
-        return recording_of_import(load_samples(graph_folder), changes)
+        found = recording_of_import(load_samples(graph_folder), changes)
+        if variation is not None and found.modelled:
+            return replace(found, variation=variation)
+        return found
     graph = load_graph(graph_folder)
     own, scenario = _scenarios(run, changes)
     if scenario.faults.hang:

@@ -29,6 +29,7 @@ from prismscale.errors import UsageError
 from prismscale.graph.io import load_graph
 from prismscale.graph.job_graph import JobGraph
 from prismscale.runfolder import RunFolder
+from prismscale.sim.hoped import hoped_job
 from prismscale.sim.retime import retime
 
 _NINE_OF_TEN = 1.645
@@ -141,7 +142,7 @@ class StoredStep:
         device = replace(self.cluster.device, calibration=factors)
         scenario = replace(self.scenario, cluster=replace(self.cluster, device=device))
         alteration = Alteration(scenario=scenario, root=self.folder, stored=self.scenario)
-        retimed = retime(scenario.durations(alteration.graph(self._graph)))
+        retimed = retime(hoped_job(self._graph, alteration).durations)
         return retimed.step_ns * self.median_ns / self.step_ns
 
     @cached_property

@@ -66,9 +66,12 @@ def training_plan(recording: Recording, asked: Machines, steps: int) -> PlannedT
     if checkpoint_s is None:
         # A checkpoint that nothing waits for still has to be started.
         checkpoint_s = max(saves.extra_ns / 1e9, 1e-3) if saves else CHECKPOINT_S
+    # Without failures or an interval, checkpoints come as often as the program writes them.
+    is_planned = fleet is not None or asked.interval_s is not None
+    left_out = saves if is_planned else None
     plan = TrainingPlan(
         steps=steps,
-        extra_ns=sum(e.per_step_ns for e in recording.events if e is not saves),
+        extra_ns=sum(e.per_step_ns for e in recording.events if e is not left_out),
         nodes=nodes,
         fleet=fleet,
         checkpoint_s=checkpoint_s,
@@ -84,7 +87,7 @@ def training_plan(recording: Recording, asked: Machines, steps: int) -> PlannedT
             f"{nodes:,} nodes fail as those of {fleet.name} did: one every "
             f"{plan.job_mtbf_s / 3600:,.1f} hours, {fleet.replacing_share:.0%} of them replaced"
         )
-    if saves is not None and asked.checkpoint_s is None:
+    if saves is not None and is_planned and asked.checkpoint_s is None:
         notes.append(
             f"a checkpoint takes {checkpoint_s:,.3f} s, as the program's does, which comes every "
             f"{saves.facts.every} steps"

@@ -123,6 +123,7 @@ class TraceBuilder:
         *,
         group_index: int = 0,
         peer: int = -1,
+        tag: int = 0,
         preds: Iterable[int] = (),
         durations_ns: int | Sequence[int] = 0,
         label: str = "",
@@ -132,10 +133,12 @@ class TraceBuilder:
         """Append a communication; return its position.
 
         ``peer`` is relative to this rank for send and recv, and the root of rooted collectives.
+        ``tag`` is that of a send or recv.
         """
         kinds = {CollectiveOp.SEND: NodeKind.SEND, CollectiveOp.RECV: NodeKind.RECV}
         if op.is_p2p:
-            peer %= len(self._groups[group_index].ranks)
+            size = len(self._groups[group_index].ranks)
+            peer = peer % size + size * tag
         node = TraceNode(
             kind=kinds.get(op, NodeKind.COLLECTIVE),
             op=op,

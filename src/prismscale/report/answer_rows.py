@@ -67,16 +67,23 @@ def _rows(result: RunResult, found: Answers) -> Iterator[AnswerRow]:
     yield _error_row(result, found)
 
 
+def headroom(fit: MemoryFit) -> str:
+    """Return how much of the GPU's memory is left, or is missing."""
+    word = "free" if fit.headroom_bytes >= 0 else "too much"
+    return f"{size(abs(fit.headroom_bytes))} {word}"
+
+
 def fit_row(fit: MemoryFit) -> AnswerRow:
     """Return the row that says whether the job fits, and by how much."""
     verdict = "yes" if fit.fits else "no"
-    left = f"{size(abs(fit.headroom_bytes))} {'free' if fit.fits else 'too much'}"
+    ended = "it ran out of memory, " if fit.ran_out else ""
     where = f"rank {fit.rank}" + ("" if fit.stage == "all ranks" else f", {fit.stage}")
     # On a real GPU, memory outside torch's allocator is not tracked.
     outside = size(fit.outside_bytes) if fit.outside_bytes else "unknown"
     return AnswerRow(
         "Fits",
-        f"{verdict}, {left}: {size(fit.held_bytes)} of {size(fit.capacity_bytes)} on {where}",
+        f"{verdict}, {ended}{headroom(fit)}: {size(fit.held_bytes)} of "
+        f"{size(fit.capacity_bytes)} on {where}",
         f"{size(fit.reserved_bytes)} reserved (allocated {size(fit.allocated_bytes)}), "
         f"{outside} outside torch",
         is_bad=not fit.fits,
@@ -109,12 +116,13 @@ def _unpriced_row(result: RunResult) -> AnswerRow:
 
 
 def _utilisation_row(found: Answers) -> AnswerRow | None:
-    if found.hfu is None:
+    named = (("MFU", found.mfu), ("HFU", found.hfu))
+    shares = [f"{name} {percent(share)}" for name, share in named if share is not None]
+    if not shares:
         return None
-    hardware = f"HFU {percent(found.hfu)}"
+    answer = ", ".join(shares)
     if found.mfu is None or found.mfu_unmasked is None:
-        return AnswerRow("Utilisation", hardware, "the program does not tell forward from backward")
-    answer = f"MFU {percent(found.mfu)}, {hardware}"
+        return AnswerRow("Utilisation", answer, "the program does not tell forward from backward")
     return AnswerRow(
         "Utilisation",
         answer,

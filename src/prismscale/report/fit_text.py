@@ -15,7 +15,7 @@ from rich.text import Text
 from prismscale.analysis.fit_result import FitResult, StageMemory, Variant
 from prismscale.analysis.known_errors import known_error
 from prismscale.analysis.memory.memory_kinds import KindShare
-from prismscale.report.answer_rows import AnswerRow, fit_row
+from prismscale.report.answer_rows import AnswerRow, fit_row, headroom
 from prismscale.report.markdown import escaped, heading, table
 from prismscale.report.units import counted, percent, seconds, size
 
@@ -181,6 +181,5 @@ def _verdict(variant: Variant, capacity_bytes: int) -> tuple[str, str]:
     fit = variant.fit(capacity_bytes)
     if fit is None:
         return "?", variant.refused
-    left = "free" if fit.headroom_bytes >= 0 else "too much"
-    figures = f"{size(fit.held_bytes)}, {size(abs(fit.headroom_bytes))} {left}"
+    figures = f"{size(fit.held_bytes)}, {headroom(fit)}"
     return ("yes" if fit.fits else "no"), f"{figures} (reserved {size(fit.reserved_bytes)})"

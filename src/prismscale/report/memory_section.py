@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from prismscale.analysis.answers import Wanted, answers, fit_of
+from prismscale.analysis.answers import answers, fit_of
 from prismscale.analysis.memory.memory_kinds import (
     KINDS,
     BlockLife,
@@ -39,7 +39,7 @@ GIB = 2**30
 
 def answers_section(result: RunResult) -> Section:
     """Return the section with the answers, the same rows as on the terminal."""
-    rows = [tuple(row[:3]) for row in answer_rows(result, answers(result, Wanted()))]
+    rows = [tuple(row[:3]) for row in answer_rows(result, answers(result))]
     html = str(template("memory.html.j2").module.answers(rows=rows))
     return Section(title="Answers", html=html, order=5)
 

@@ -14,7 +14,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from prismscale.analysis.answers import Answers, Wanted, answers
+from prismscale.analysis.answers import Answers, answers
 from prismscale.analysis.result import RunResult, StageResult
 from prismscale.report.answer_rows import answer_rows
 from prismscale.report.kernels import (
@@ -60,7 +60,6 @@ def print_summary(
     result: RunResult,
     console: Console,
     folder: RunFolder | None = None,
-    asked: Wanted | None = None,
 ) -> None:
     """Print the summary of ``result``, at most as wide as ``console``, beginning with the answers.
 
@@ -68,9 +67,8 @@ def print_summary(
         result: result of the run.
         console: console to print on.
         folder: folder of the files that are listed; None: no files are listed.
-        asked: options of the user that answers depend on, besides the job itself.
     """
-    blocks: list[RenderableType] = [_headline(result, asked or Wanted()), _stage_table(result)]
+    blocks: list[RenderableType] = [_headline(result), _stage_table(result)]
     if result.notable_events:
         blocks.append(_event_table(result))
     if result.live:
@@ -96,7 +94,7 @@ def _answers(result: RunResult, found: Answers) -> RenderableType:
     return grid
 
 
-def _headline(result: RunResult, asked: Wanted) -> RenderableType:
+def _headline(result: RunResult) -> RenderableType:
     grid = Table.grid(expand=True)
     grid.add_column(no_wrap=True, overflow="ellipsis")
     where = f"{counted(result.world_size, 'rank')} on {result.cluster}"
@@ -106,7 +104,7 @@ def _headline(result: RunResult, asked: Wanted) -> RenderableType:
     if result.hung:
         grid.add_row(Text("The step never ends: the job hangs.", style="bold red"))
         return grid
-    grid.add_row(_answers(result, answers(result, asked)))
+    grid.add_row(_answers(result, answers(result)))
     return grid
 
 

@@ -6,10 +6,11 @@ the time of data loading are not predicted and have no tag here.
 
 from __future__ import annotations
 
-from prismscale.analysis.answers import Wanted, answers
+from prismscale.analysis.answers import answers
 from prismscale.analysis.memory.memory_kinds import memory_peak
 from prismscale.analysis.memory.memory_log import load_memory_log, memory_path
 from prismscale.analysis.result import RunResult
+from prismscale.analysis.wanted import Wanted
 from prismscale.durations.scenario import Scenario
 from prismscale.runfolder import RunFolder
 
@@ -35,7 +36,7 @@ def memory_scalars(folder: RunFolder, result: RunResult) -> dict[str, float]:
     Raises:
         FormatError: a file is damaged.
     """
-    fit = answers(result, Wanted()).fit
+    fit = answers(result).fit
     if fit is None:
         return {}
     told = _share("max_reserved", fit.reserved_bytes, fit.capacity_bytes)

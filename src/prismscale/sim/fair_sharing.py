@@ -32,7 +32,8 @@ def shared_ns(flows: Sequence[Flow]) -> list[float]:
     Args:
         flows: flows of one rank; those of a lane in the order in which they begin.
     """
-    waiting = sorted(range(len(flows)), key=lambda i: flows[i].start_ns, reverse=True)
+    # The last is taken first; of flows that begin together the first one.
+    waiting = sorted(range(len(flows)), key=lambda i: (flows[i].start_ns, i), reverse=True)
     left_ns = [float(t.alone_ns) for t in flows]
     began_ns = [0.0] * len(flows)
     ended_ns = [0.0] * len(flows)

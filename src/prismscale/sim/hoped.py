@@ -9,6 +9,7 @@ from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.node_kernels import NodeKernels
 from prismscale.durations.scenario import Scenario
 from prismscale.durations.what_if.effects import Effect, Effects
+from prismscale.errors import UsageError
 from prismscale.graph.job_graph import JobGraph
 from prismscale.sim.retime import retime
 from prismscale.sim.settled import Extra
@@ -38,9 +39,14 @@ def hoped_job(graph: JobGraph, alteration: Alteration) -> HopedJob:
         alteration: what the scenario changes in the graph.
 
     Raises:
-        UsageError: a what-if touches nothing, or needs another capture.
+        UsageError: a what-if touches nothing, needs another capture, or cannot be combined.
     """
     scenario = alteration.scenario
+    if scenario.hoped.shares_compute and scenario.faults.slow:
+        raise UsageError(
+            "what-if 'compute=shared' with --slow: communications hold multiprocessors while they "
+            "wait for slow ranks, on every rank for another time; give one of them"
+        )
     durations = scenario.durations(alteration.graph(graph))
     if not scenario.what_ifs:
         return HopedJob(durations=durations, scenario=scenario)

@@ -94,7 +94,7 @@ class _Beside:
     kernels: NodeKernels
 
     def extra(self, durations: GraphDurations) -> tuple[Extra, int]:
-        """Return the extra time of computation in the last simulated step, and that step's time."""
+        """Return the extra time of computation in a settled step, and that step's time."""
         classes = self.alone.graph.classes
         retimed = retime(durations, ranks=[int(c.members_M[0]) for c in classes])
         ranks = retimed.timeline.ranks
@@ -103,7 +103,7 @@ class _Beside:
 
     def _extra_of(self, rank_class: RankClass, seen: RankTimeline) -> NDArray[np.int64]:
         n_body = rank_class.trace.n_body
-        first = len(seen.end_ns_N) - n_body
+        first = seen.inner_step(n_body).start
         held = HeldBlocks(self._intervals(rank_class, seen))
         alone_B = self.alone.body(rank_class.index, 0)
         extra_B = np.zeros(n_body, dtype=np.int64)
@@ -118,7 +118,7 @@ class _Beside:
         held = self._blocks[rank_class.index]
         return [
             (int(seen.start_ns_N[row]), int(seen.end_ns_N[row]), held[node])
-            for row, node in seen.around_last_step(rank_class.trace.n_body)
+            for row, node in seen.around_inner_step(rank_class.trace.n_body)
             if node in held
         ]
 

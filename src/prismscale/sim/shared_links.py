@@ -74,7 +74,7 @@ class _Sharing:
         return [int(c.members_M[0]) for c in self.alone.graph.classes]
 
     def extra(self, ranks: Mapping[int, RankTimeline]) -> Extra:
-        """Return the extra time of communications in the last simulated step."""
+        """Return the extra time of communications in a settled step."""
         graph = self.alone.graph
         by_meeting: dict[tuple[object, ...], int] = defaultdict(int)
         for rank_class in graph.classes:
@@ -92,11 +92,10 @@ class _Sharing:
         return out
 
     def _stretched(self, rank_class: RankClass, seen: RankTimeline) -> dict[int, int]:
-        """Return the extra time of communications in the last step of a rank, by body node."""
+        """Return the extra time of communications in a step of a rank, by body node."""
         uses, n_body = self._uses[rank_class.index], rank_class.trace.n_body
-        first = len(seen.end_ns_N) - n_body
         flows, nodes = [], []
-        for row, node in seen.around_last_step(n_body):
+        for row, node in seen.around_inner_step(n_body):
             if node not in uses:
                 continue
             lane, use = uses[node]
@@ -112,7 +111,7 @@ class _Sharing:
         return {
             node: round(ns) - t.alone_ns
             for (row, node), t, ns in zip(nodes, flows, shared_ns(flows), strict=True)
-            if row >= first
+            if row in seen.inner_step(n_body)
         }
 
     def _alone_ns(self, rank_class: RankClass, node: int) -> int:

@@ -44,14 +44,18 @@ class RankTimeline:
         """
         return self.start_ns_N if self.ready_ns_N is None else self.ready_ns_N
 
-    def around_last_step(self, n_body: int) -> Iterator[tuple[int, int]]:
-        """Yield the row and the body node of everything that may be in progress in the last step.
+    def inner_step(self, n_body: int) -> range:
+        """Return the rows of the last step but one: the last with a step on both sides."""
+        n_rows = len(self.end_ns_N)
+        return range(n_rows - 2 * n_body, n_rows - n_body)
 
-        That is the last step, and the one before, which may reach into it. A step after it would be
-        like the one before.
+    def around_inner_step(self, n_body: int) -> Iterator[tuple[int, int]]:
+        """Yield the row and the body node of all that may be in progress in :meth:`inner_step`.
+
+        The step before may reach into it, and so may it into the step after.
         """
         n_rows = len(self.end_ns_N)
-        for row in range(max(0, n_rows - 2 * n_body), n_rows):
+        for row in range(max(0, n_rows - 3 * n_body), n_rows):
             yield row, (row - n_rows) % n_body
 
 

@@ -44,8 +44,7 @@ def _section(names: Sequence[str], part: ComparedPart) -> str:
         [f.name, *(_cell(f.measure, v) for v in (*f.values, *f.differences))] for f in part.figures
     ]
     table = fragment(_TABLE, head=head, rows=rows, note=part.note)
-    is_time = part.figures[0].measure is Measure.TIME
-    return (_bars(names, part) if is_time and len(part.figures) > 1 else "") + table
+    return (_bars(names, part) if part.adds_up and len(part.figures) > 1 else "") + table
 
 
 def _cell(measure: Measure, value: float | None) -> str:
@@ -59,9 +58,8 @@ def _cell(measure: Measure, value: float | None) -> str:
 def _bars(names: Sequence[str], part: ComparedPart) -> str:
     """One bar a run, of the part's figures."""
     drawn = figure(height=90 + 44 * len(names), barmode="stack", xaxis_title="ms")
-    shown = [f for f in part.figures if f.measure is Measure.TIME and f.name != "step"]
     colours = (*OTHER_PHASES, *GROUP_COLOURS)
-    for n, compared in enumerate(shown):
+    for n, compared in enumerate(part.figures):
         drawn.add_bar(
             y=[plain(name) for name in names],
             x=[(value or 0) / 1e6 for value in compared.values],

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from prismscale.analysis.answers import Answers, Wanted
+from prismscale.analysis.answers import Answers
 from prismscale.analysis.assertions import Assertion
-from prismscale.analysis.price import Price
+from prismscale.analysis.wanted import Price, Wanted
 from prismscale.files import write_text
 
 PriceOption = Annotated[

@@ -30,7 +30,7 @@ DEFAULT_OUT = Path("runs/fit")
 OTHERS = (
     *("live", "attach", "clock", "steps", "samples", "watch_steps", "show", "slow", "what_if"),
     *("hang", "compute_scale", "variability", "values", "slots", "no_memory", "device", "out"),
-    *("max_captures", "storage"),
+    *("max_captures", "storage", "check", "quick"),
 )
 """Options of ``run`` that change nothing of the memory, or that ``fit`` decides."""
 
@@ -81,6 +81,7 @@ def _end(result: FitResult, unmet: list[str]) -> None:
     verdict = result.given.fit(result.capacity_bytes)
     if verdict is not None and not verdict.fits:
         held, has = size(verdict.held_bytes), size(verdict.capacity_bytes)
-        raise NoFitError(f"the job does not fit: rank {verdict.rank} holds {held} of {has}")
+        ended = "ran out of memory and " if verdict.ran_out else ""
+        raise NoFitError(f"the job does not fit: rank {verdict.rank} {ended}holds {held} of {has}")
     if unmet:
         raise UnmetError("\n".join(["what was asserted does not hold:", *unmet]))

@@ -55,6 +55,11 @@ class WhatIfs:
         return (*self._all(ProductDtype), *self._all(KernelFactor), *self._all(HostFactor))
 
     @property
+    def changes_dtypes(self) -> bool:
+        """Whether products have another element type than the program's."""
+        return bool(self._all(ProductDtype))
+
+    @property
     def recomputes(self) -> bool:
         """Whether backward passes compute again what forward passes did not keep."""
         return not self._all(RecomputeOff)

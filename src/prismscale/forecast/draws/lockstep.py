@@ -292,11 +292,13 @@ def _fused_trace(
         if len(chain) > 1 or trace.kind_N[node] == NodeKind.COMPUTE:
             builder.add_compute(0, preds=preds, label=label, lane=lane)
         else:
+            group_index, peer = int(trace.group_index_N[node]), int(trace.peer_N[node])
             builder.add_communication(
                 CollectiveOp(int(trace.op_N[node])),
                 int(trace.bytes_N[node]),
-                group_index=int(trace.group_index_N[node]),
-                peer=int(trace.peer_N[node]),
+                group_index=group_index,
+                peer=peer,
+                tag=max(peer, 0) // len(trace.groups[group_index].ranks),
                 preds=preds,
                 label=label,
                 lane=lane,

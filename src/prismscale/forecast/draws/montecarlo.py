@@ -98,6 +98,8 @@ class MonteCarlo:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; at least 1 is needed")
+        if self.seed < 0:
+            raise UsageError(f"seed is {self.seed}; allowed: 0 or more")
         if self.steps is not None and self.steps < self.counted:
             raise UsageError(f"{self.counted} of {self.steps} steps count; draw at least as many")
 

@@ -72,7 +72,7 @@ def read_nodes(path: Path) -> tuple[ClusterNode, ...]:
     repeated = [name for name, n in Counter(n.name for n in nodes).items() if n > 1]
     if not nodes or repeated:
         raise FormatError(f"{path}: {len(nodes)} nodes; named twice: {', '.join(repeated) or '-'}")
-    if "seconds" not in rows[0]:
+    if "factor" in rows[0] or "seconds" not in rows[0]:
         return tuple(nodes)
     middle = statistics.median(n.factor for n in nodes)
     return tuple(ClusterNode(name=n.name, factor=n.factor / middle) for n in nodes)

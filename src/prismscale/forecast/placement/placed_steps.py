@@ -106,7 +106,8 @@ class PlacedSteps:
             self._job, durations, steps=before, on_step_end=step_end, start=self._start.state
         )
         step_P = np.zeros(len(factor_PS))
-        for done in range(1, MOST_STEPS + 1):
+        # A job that has not settled has a cycle that is longer than that.
+        for done in range(1, max(MOST_STEPS, 2 * cycle + 1) + 1):
             engine.extend(before + done)
             engine.run()
             if done <= 2 * cycle:

@@ -183,6 +183,8 @@ class _Reader:
             output_sizes=_sizes(entry["output_sizes"]),
             dtypes=tuple(str(dtype)[:40] for dtype in entry.get("input_dtypes", ())),
         )
+        if shape.is_p2p and message is None:
+            raise ValueError("a send or receive that names no peer")
         is_p2p = bool(entry.get("is_p2p", message is not None))
         seq = entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"]
         return (

@@ -28,6 +28,11 @@ _STEP_NUMBER = re.compile(r"[0-9]{1,15}")
 MAX_EVENTS = 10_000_000
 """Most device and runtime events that are kept of one rank: about 2 GB."""
 NO_ARGS: Mapping[str, Any] = MappingProxyType({})
+READ_ARGS = (
+    *("Collective name", "Process Group Name", "Process Group Ranks", "Dst Rank", "Src Rank"),
+    *("dtype", "In msg nelems", "Out msg nelems", "Input Dims", "Input type"),
+)
+"""Arguments of communications that are read; others are not kept."""
 """One empty mapping for all activities without arguments, because there are millions of them."""
 
 
@@ -85,11 +90,11 @@ def read_events(name: str, file: IO[bytes], *, max_events: int = MAX_EVENTS) -> 
     for key, value in members(name, file, "traceEvents"):
         if key == "traceEvents":
             _take(out, value)
-            kept = len(out.device) + len(out.launches)
+            kept = len(out.device) + len(out.launches) + len(out.waits) + len(out.communications)
             if kept > max_events:
                 raise FormatError(
-                    f"{name}: more than {max_events:,} device and runtime events; record fewer "
-                    "steps (torch.profiler.schedule) or cut the trace"
+                    f"{name}: more than {max_events:,} device, runtime and group events; record "
+                    "fewer steps (torch.profiler.schedule) or cut the trace"
                 )
         elif key == "distributedInfo" and isinstance(value, dict):
             _take_distributed(out, value)
@@ -165,7 +170,7 @@ def _activity(event: Mapping[str, Any], name: str, category: str) -> Activity | 
         end_ns=start_ns + round(duration * 1000),
         lane=sys.intern(str(lane)),
         correlation=correlation,
-        args=args if keep_args else NO_ARGS,
+        args={k: args[k] for k in READ_ARGS if k in args} if keep_args else NO_ARGS,
     )
 
 

@@ -13,8 +13,8 @@ Array axes: ``S`` recorded steps, ``N`` nodes.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -170,7 +170,10 @@ class _Work:
 
     def __init__(self, events: RankEvents) -> None:
         self.known = ProfiledCommunications(events)
-        self.launched = {a.correlation: a for a in events.device}
+        self._launched: dict[int, list[Activity]] = defaultdict(list)
+        for activity in sorted(events.device, key=lambda a: a.start_ns):
+            if activity.correlation >= 0:
+                self._launched[activity.correlation].append(activity)
         calls = {id(a): a for a in (*events.launches.values(), *events.waits)}
         self._calls = sorted(calls.values(), key=lambda a: a.start_ns)
 
@@ -181,6 +184,10 @@ class _Work:
         )
         return self._calls[first:last]
 
+    def launched(self, call: Activity) -> Sequence[Activity]:
+        """Return the activities that a call launched, in order: those of a CUDA graph are many."""
+        return self._launched.get(call.correlation, ())
+
 
 def _build(work: _Work, number: int, span: tuple[int, int]) -> _Step:
     start_ns, stop_ns = span
@@ -189,8 +196,7 @@ def _build(work: _Work, number: int, span: tuple[int, int]) -> _Step:
     streams: dict[str, list[int]] = {}
     for call in work.between(start_ns, stop_ns):
         host = _host(step, host, call.start_ns)
-        kernel = work.launched.get(call.correlation)
-        if kernel is not None:
+        for kernel in work.launched(call):
             _launch(step, work.known.of_kernel(kernel), kernel, host, streams)
         if any(word in call.name for word in WAITS):
             node = step.add(

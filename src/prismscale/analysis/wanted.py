@@ -1,4 +1,4 @@
-"""Parses the price of one GPU for an hour."""
+"""What a user asks of a run's answers, besides the job itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from prismscale.errors import UsageError
 
+DEFAULT_STEPS = 1000
+"""Number of steps that GPU-hours are computed for by default."""
 _CURRENCIES = {"$": "$", "€": "€", "£": "£", "usd": "$", "eur": "€", "gbp": "£"}
 _FORM = re.compile(
     r"([$€£])?\s*(\d+(?:\.\d+)?)\s*(usd|eur|gbp|[$€£])?(?:/(?:gpu)?-?h(?:our)?)?", re.I
@@ -32,3 +34,19 @@ class Price:
             raise UsageError(f"--price {text!r}: give what a GPU costs an hour, for example 2.5/h")
         named = (found[1] or found[3] or "$").lower()
         return Price(per_hour=float(found[2]), currency=_CURRENCIES[named])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """Options of the user that answers depend on, besides the job itself."""
+
+    price: Price | None = None
+    for_steps: int = DEFAULT_STEPS
+    tokens_per_step: int = 0
+    """Tokens of the whole job; 0: as found in the run."""
+
+    def __post_init__(self) -> None:
+        if self.for_steps < 1:
+            raise UsageError(f"--for-steps is {self.for_steps}; allowed: 1 or more")
+        if self.tokens_per_step < 0:
+            raise UsageError(f"--tokens-per-step is {self.tokens_per_step}; allowed: 1 or more")
