@@ -267,6 +267,42 @@ def test_an_edited_module_is_captured_anew(
     assert module.capture_key(cluster) != key
 
 
+@pytest.mark.parametrize("argument", ["{}", "--config={}", "@{}"])
+def test_edited_settings_are_captured_anew(
+    config: JobConfig, cluster: Cluster, tmp_path: Path, argument: str
+) -> None:
+    """Of a file that an argument names, wherever it lies."""
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("layers: 2")
+    given = replace(config, script=replace(config.script, args=(argument.format(settings),)))
+    key = given.capture_key(cluster)
+    assert given.capture_key(cluster) == key
+    settings.write_text("layers: 4")
+    assert given.capture_key(cluster) != key
+
+
+def test_another_environment_is_captured_anew(
+    config: JobConfig, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What frameworks read, and not where a terminal is."""
+    key = config.capture_key(cluster)
+    monkeypatch.setenv("COLUMNS", "77")
+    assert config.capture_key(cluster) == key
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    assert config.capture_key(cluster) != key
+
+
+def test_an_edited_library_is_captured_anew(
+    config: JobConfig, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is found by PYTHONPATH, as Megatron-LM usually is."""
+    (tmp_path / "library").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    key = config.capture_key(cluster)
+    (tmp_path / "library" / "layers.py").write_text("wide = True\n")
+    assert config.capture_key(cluster) != key
+
+
 @pytest.mark.parametrize(
     "change",
     [{"live": (1,)}, {"steps": 3}, {"clock": "virtual"}, {"slow": {1: 2.0}}, {"hang": {1: 2}}],

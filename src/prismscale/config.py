@@ -23,6 +23,7 @@ from prismscale.durations.recosting import CostSettings
 from prismscale.durations.scenario import Scenario, check_compute_scale
 from prismscale.durations.what_if.combined import WhatIfs
 from prismscale.emulation.script import Script
+from prismscale.emulation.surroundings import surroundings
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.graph.parquet import MAX_WORLD_SIZE, VERSION
@@ -283,7 +284,8 @@ class JobConfig:
     def capture_key(self, cluster: Cluster) -> str:
         """Return a key that changes whenever earlier captures can no longer be used.
 
-        It covers the program, its arguments, the world, the device and the measurement.
+        It covers the program, its arguments, its surroundings, the world, the device and the
+        measurement.
         """
         sources = [hashlib.sha256(f.read_bytes()).hexdigest() for f in self.script.sources()]
         parts = [
@@ -294,6 +296,7 @@ class JobConfig:
             self.script.label,
             "".join(sources),
             list(self.script.args),
+            surroundings(self.script),
             self.world_size,
             cluster.devices_per_node,
             cluster.processor_communicates,

@@ -158,3 +158,27 @@ def test_cudnns_8_bit_backward_pass_gains_little_by_a_causal_mask() -> None:
 
     assert narrow.causal_factor < 0.6
     assert wide.causal_factor == 1
+
+
+def test_a_window_leaves_out_what_lies_outside() -> None:
+    """``varlen_attn`` states a causal mask as a window without keys to the right."""
+    packed = ";".join(["BFloat16[32768,32,128]"] * 3)
+
+    def lasts(left: int, right: int, causal: int = 0) -> float:
+        arguments = f"max_q=32768;max_k=32768;is_causal={causal}"
+        arguments += f";window_size_left={left};window_size_right={right}"
+        return cost("_flash_attention_forward", packed, packed, arguments).device_ns
+
+    assert lasts(-1, 0) == lasts(-1, -1, causal=1) == lasts(32767, 0)
+    assert lasts(1023, 0) == lasts(1023, 0, causal=1) < lasts(-1, 0) / 8
+    assert lasts(512, 511) == lasts(1023, 0)
+
+
+def test_memory_efficient_attention_has_causal_masks_of_two_kinds() -> None:
+    """From the upper left and from the lower right corner."""
+    packed = ";".join(["BFloat16[1,8192,32,128]"] * 3)
+    none, upper, lower = (
+        cost("_efficient_attention_forward", packed, packed, f"custom_mask_type={kind}").device_ns
+        for kind in range(3)
+    )
+    assert upper == lower < 0.7 * none

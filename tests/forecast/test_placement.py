@@ -33,10 +33,11 @@ from prismscale.forecast.placement.nodes import (
 )
 from prismscale.forecast.placement.placed_steps import PlacedSteps
 from prismscale.forecast.recording import recording_of
+from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.pipeline import pipeline_places
 from prismscale.sim.retime import retime
 from prismscale.validation.synthetic_job import Layout, PassCosts, build_layout, median_durations
-from support.jobs import pipeline_job
+from support.jobs import job_from_traces, pipeline_job
 
 PP, DP = 3, 2
 NODE_SLOTS = [(stage * DP + replica,) for replica in range(DP) for stage in range(PP)]
@@ -250,6 +251,22 @@ def test_many_placements_at_once_have_the_steps_of_slow_runs():
             slow = {r: nodes[n].factor for s, n in enumerate(placed.node_S) for r in slots[s]}
             slowed = replace(scenario, faults=Faults(slow=slow))
             assert placed.step_ns == retime(slowed.durations(graph)).step_ns
+
+
+def test_a_job_that_does_not_settle_has_steps():
+    """Two loops that nothing joins: the mean over the longest cycle that is looked for."""
+    builder = TraceBuilder(rank=0, world_size=1)
+    builder.add_compute(1_001_000, preds=[-3])
+    builder.add_compute(1_000_000, preds=[-2])
+    builder.add_compute(100_000_000, preds=[1])
+    graph = job_from_traces({0: builder.build()})
+    scenario = Scenario(cluster=Cluster.load("h100-sxm"))
+    recording = recording_of(scenario.durations(graph), scenario)
+    costs = PlacedSteps(recording.base, None, [(0,)], [ClusterNode(name="a", factor=2.0)])
+
+    (placed,) = costs.many([(0,)])
+
+    assert placed.step_ns == pytest.approx(2_002_000, rel=0.01)
 
 
 def test_searching_by_steps_comes_near_the_optimum():

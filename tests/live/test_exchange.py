@@ -48,6 +48,14 @@ def test_what_one_offers_the_other_takes(tmp_path: Path, dtype: torch.dtype) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_coalesced_call_may_mix_types(tmp_path: Path) -> None:
+    """Bytes beside floats, and nothing between them."""
+    given = (torch.arange(3, dtype=torch.int8), torch.empty(0), torch.tensor([2.0, 3.5]))
+    exchange(tmp_path, 2).offer("m", call(2, *given), [7])
+    taken = exchange(tmp_path, 7).take("m", 2, call(7, *given))
+    assert [t.tolist() for t in taken] == [[0, 1, 2], [], [2.0, 3.5]]
+
+
 def test_empty_tensors_can_be_exchanged(tmp_path: Path) -> None:
     """As a rank without tokens does."""
     nothing = torch.empty(0)

@@ -122,7 +122,7 @@ def _scores(call: KernelCall, backward: bool) -> _Scores:
         query = 1 if backward and "flex" not in call.base else 0
         q, k, v = call.inputs[query : query + 3]
         batch_heads, length, keys = _extent(call, q.sizes, k.sizes)
-        head_size, value_size, share = q.sizes[-1], v.sizes[-1], share_left(call)
+        head_size, value_size, share = q.sizes[-1], v.sizes[-1], share_left(call, keys)
         dtype = q.dtype
         in_fixed_order = call.flag("deterministic")
     return _Scores(
@@ -137,8 +137,8 @@ def _scores(call: KernelCall, backward: bool) -> _Scores:
     )
 
 
-def share_left(call: KernelCall) -> float:
-    """Return the share of the scores that the mask leaves.
+def share_left(call: KernelCall, keys: int) -> float:
+    """Return the share of the scores of ``keys`` keys that the mask leaves.
 
     The mask of flex_attention is a program that the signature does not show. Where it could be
     evaluated, the signature states the share of blocks in thousandths. Elsewhere half is assumed,
@@ -147,8 +147,30 @@ def share_left(call: KernelCall) -> float:
     density = call.arguments.get("density", (-1,))[0]
     if density >= 0:
         return density / 1000
-    is_causal = call.flag("is_causal") or call.flag("causal") or "flex" in call.base
-    return CAUSAL if is_causal else 1.0
+    return min(CAUSAL if _is_causal(call) else 1.0, _share_in_window(call, keys))
+
+
+def _is_causal(call: KernelCall) -> bool:
+    if call.flag("is_causal") or call.flag("causal") or "flex" in call.base:
+        return True
+    # Memory-efficient attention: from the upper left or from the lower right corner.
+    if call.arguments.get("custom_mask_type", (0,))[0] in (1, 2):
+        return True
+    return _window(call)[1] == 0
+
+
+def _share_in_window(call: KernelCall, keys: int) -> float:
+    """Return the share of the keys that lie in a query's window."""
+    left, right = _window(call)
+    if left < 0 or right < 0:
+        return 1.0
+    return min(1.0, (left + 1 + right) / max(keys, 1))
+
+
+def _window(call: KernelCall) -> tuple[int, int]:
+    """Return the keys that a query sees on its left and right; -1: all."""
+    left, right = (call.arguments.get(f"window_size_{side}", (-1,)) for side in ("left", "right"))
+    return left[0], right[0]
 
 
 def _extent(call: KernelCall, query: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, int, int]:

@@ -23,6 +23,7 @@ STATED_DTYPES = {**NARROW, TF32_BITS: TF32, FLOAT_BITS: "Float"}
 TRITON = "triton"
 """Namespace of Triton's kernels."""
 _HALVES = ("BFloat16", "Half")
+_GROUPED = ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,14 +120,20 @@ def products_of(call: KernelCall) -> list[Product]:
     out = call.outputs[0]
     if "convolution" in base:
         return _convolutions(call)
-    if base in ("_grouped_mm", "_scaled_grouped_mm"):
+    if base in _GROUPED:
         return [_grouped(call)]
     first, second = _operands(call)
     if base == "linear":
         n, k = second.sizes[0], second.sizes[-1]
         return [Product(batch=1, m=out.elements // max(n, 1), n=n, k=k)]
-    batch = math.prod(out.sizes[:-2])
-    return [Product(batch=batch, m=out.sizes[-2], n=out.sizes[-1], k=first.sizes[-1])]
+    # ``addbmm`` sums its products into one matrix.
+    batch = first.sizes[0] if base == "addbmm" else math.prod(out.sizes[:-2])
+    return [Product(batch=batch, m=out.sizes[-2], n=out.sizes[-1], k=_inner(first))]
+
+
+def _inner(first: TensorShape) -> int:
+    """Return the last extent of a first factor; two 4-bit numbers are one element."""
+    return first.sizes[-1] * (2 if first.dtype == NARROW[4] else 1)
 
 
 def _stated(extents: tuple[int, ...]) -> list[Product]:
@@ -150,30 +157,40 @@ def _operands(call: KernelCall) -> tuple[TensorShape, TensorShape]:
 
 
 def _grouped(call: KernelCall) -> Product:
-    """Return a mixture-of-experts product, whose rows (or inner elements) the groups share.
+    """Return a mixture-of-experts product, whose rows, columns or inner elements the groups share.
 
     The number that each group gets is data, so tiles are counted as if all groups got the same.
     """
     first, second, out = call.inputs[0], call.inputs[1], call.outputs[0]
+    k = _inner(first)
     if len(second.sizes) == 3:
         groups = second.sizes[0]
         rows = math.ceil(first.elements / first.sizes[-1] / groups)
-        return Product(batch=groups, m=rows, n=second.sizes[-1], k=first.sizes[-1])
+        return Product(batch=groups, m=rows, n=second.sizes[-1], k=k)
+    if len(first.sizes) == 3:
+        groups, rows = first.sizes[:2]
+        return Product(batch=groups, m=rows, n=math.ceil(second.sizes[-1] / groups), k=k)
     groups = out.sizes[0]
-    return Product(
-        batch=groups, m=out.sizes[-2], n=out.sizes[-1], k=math.ceil(first.sizes[-1] / groups)
-    )
+    return Product(batch=groups, m=out.sizes[-2], n=out.sizes[-1], k=math.ceil(k / groups))
 
 
 def _convolutions(call: KernelCall) -> list[Product]:
-    """Return convolutions as implicit matrix products; the gradient is two of the forward size."""
+    """Return convolutions as implicit matrix products; the gradient is two of the forward size.
+
+    Gradients that are not asked for are missing among the outputs; that of the bias is a vector.
+    """
+    transposed = call.flag("transposed")
     if "backward" in call.base:
-        grad, _, weight = call.inputs[:3]
-        return [_convolution(grad, weight)] * len([t for t in call.outputs[:2] if t.elements])
-    return [_convolution(call.outputs[0], call.inputs[1])]
+        grad, given, weight = call.inputs[:3]
+        wanted = [t for t in call.outputs if len(t.sizes) > 1 and t.elements]
+        return [_convolution(given if transposed else grad, weight)] * len(wanted)
+    given, weight = call.inputs[:2]
+    return [_convolution(given if transposed else call.outputs[0], weight)]
 
 
 def _convolution(out: TensorShape, weight: TensorShape) -> Product:
+    """Return the product of a convolution with this result; a transposed one is a convolution the
+    other way, whose result is the input."""
     channels = weight.sizes[0]
     return Product(
         batch=1, m=out.elements // max(channels, 1), n=channels, k=math.prod(weight.sizes[1:])

@@ -55,8 +55,8 @@ _POINTWISE = """
 """
 
 _TABLE: Mapping[str, str] = {
-    "gemm": """mm addmm bmm baddbmm linear _scaled_mm _int_mm _addmm_activation addbmm
-        matmul _grouped_mm _scaled_grouped_mm""",
+    "gemm": """mm addmm bmm baddbmm linear _scaled_mm _scaled_mm_v2 _int_mm _addmm_activation
+        addbmm matmul _grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2""",
     "convolution": """convolution convolution_backward convolution_overrideable cudnn_convolution
         _convolution""",
     "attention": """_scaled_dot_product_flash_attention _flash_attention_forward

@@ -183,7 +183,7 @@ def _read(call: KernelCall, kind: str) -> tuple[TensorShape, ...]:
     inputs = call.inputs
     if call.overload.endswith("out") and len(inputs) > len(call.outputs):
         inputs = inputs[: -len(call.outputs) or None]
-    if kind == "fill":
+    if kind == "fill" or call.base == "_foreach_zero":
         return ()
     if kind == "copy" and call.base == "copy":
         return inputs[1:2]

@@ -57,8 +57,7 @@ class ClassSamples:
     body_ns: tuple[NDArray[np.int64], ...]
     """One array per body node. Computation: ``[T, C]``, by column. Communication: ``[T, G]``, by
     group of the family, or ``[T, 1]`` where all groups take the same. A communication is read from
-    one class only (that of group rank 0, or of the sender); the other classes hold zeros
-    ``[T, 1]``."""
+    one class only: that of group rank 0, or of the sender."""
     column_M: NDArray[np.int64]
     """Column of each member: its own, or that of the recorded rank that stands for it."""
     microbatch_B: NDArray[np.int32]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from prismscale.emulation.surroundings import FRAMEWORK_VARIABLES
 from prismscale.errors import FormatError, PrismscaleError, StorageError, UsageError
 from prismscale.explore.figures import Asked
 from prismscale.explore.local_points import LocalPoints
@@ -23,12 +24,6 @@ from prismscale.explore.tasks import PointTask, Ran, raise_if_not_stored
 from prismscale.files import part_of
 from prismscale.processes.ray_cluster import SCRATCH, connected_ray, first_done
 
-PASSED_ON = (
-    *("CUBLAS_", "CUDA_", "MKL_", "NCCL_", "NVTE_", "OMP_", "PYTHON", "PYTORCH_", "TORCH"),
-    "TRITON_",
-)
-"""Prefixes of the environment variables that are passed from here to every node: those that
-programs and their libraries read. Other variables may hold secrets."""
 SET_BY_RAY = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 """Prefixes of the variables that Ray sets in its workers. Programs must not see them."""
 _RETRIES = 5
@@ -97,7 +92,7 @@ class RayPoints:
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that every node gets."""
-    return {name: value for name, value in environment.items() if name.startswith(PASSED_ON)}
+    return {n: value for n, value in environment.items() if n.startswith(FRAMEWORK_VARIABLES)}
 
 
 def _portable(task: PointTask) -> PointTask:

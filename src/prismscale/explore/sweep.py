@@ -110,6 +110,8 @@ def _task(point: SweepPoint, folder: SweepFolder, asked: Asked) -> PointTask:
         config.capture_key(cluster),
         repr(cluster),
         point.digest,
+        sorted(config.slow.items()),
+        repr(config.scenario(cluster, "").variability),
         [asked.draws, asked.seed, asked.tokens_per_step],
     ]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

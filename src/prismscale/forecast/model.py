@@ -205,7 +205,8 @@ def _of_captured(recording: Recording, *, fused: bool) -> Model:
     notes = [*_assumed(recording), *recording.notes]
     if samples.n_steps > 1:
         notes.append(
-            f"{samples.n_steps} captured steps, each as a whole; more say more: run with --samples"
+            f"draws repeat the {samples.n_steps} captured steps; for rarer ones, run with more "
+            "--samples"
         )
     if small is None or not fused:
         return Model(

@@ -87,12 +87,12 @@ class Exchange:
         data = bytearray(path.read_bytes())
         path.unlink()
         like = collective.inputs or collective.outputs
+        is_whole = sum(t.numel() * t.itemsize for t in like) == len(data)
+        if is_whole and collective.op is not CollectiveOp.ALL_TO_ALL:
+            return _apart(data, like)
         flat = torch.frombuffer(data, dtype=like[0].dtype) if data else like[0].new_empty(0)
-        sizes = [t.numel() for t in like]
         if collective.op is CollectiveOp.ALL_TO_ALL:
             return [flat]
-        if sum(sizes) == flat.numel():
-            return list(flat.split(sizes))
         size = collective.group.size
         if collective.op == CollectiveOp.SCATTER and flat.numel() % size == 0:
             return list(flat.chunk(size))
@@ -114,3 +114,16 @@ class Exchange:
 
     def _path(self, instance: str, writer: int, reader: int) -> Path:
         return self.folder / f"{instance}.{writer}.{reader}"
+
+
+def _apart(data: bytearray, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return flat tensors of the sizes and element types of ``like``, which coalesced calls mix."""
+    found, at = [], 0
+    for tensor in like:
+        count = tensor.numel()
+        if count:
+            found.append(torch.frombuffer(data, dtype=tensor.dtype, offset=at, count=count))
+        else:
+            found.append(tensor.new_empty(0))
+        at += count * tensor.itemsize
+    return found

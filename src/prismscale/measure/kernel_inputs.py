@@ -35,7 +35,9 @@ DTYPES = {
     "Float8_e4m3fn": torch.float8_e4m3fn,
     "Float8_e5m2": torch.float8_e5m2,
 }
-_ENDS_OF_PARTS = ("_grouped_mm", "_scaled_grouped_mm", "_flash_attention_forward")
+_ENDS_OF_PARTS = (
+    *("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "_flash_attention_forward"),
+)
 _BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,

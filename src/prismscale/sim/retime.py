@@ -85,9 +85,9 @@ def simulate_typical(
 
     Returns:
         The steady step of the settled job, if all steps take the same durations. Otherwise a
-        timeline of :data:`STEPS` consecutive steps, the last of which is as long as the median
-        step, and the times of the steps whose median it is, at most :data:`MOST_SAMPLED_STEPS`. See
-        [Note: medians do not add up].
+        timeline of :data:`STEPS` consecutive steps from a common start, the last of which has the
+        durations of the median step, and the times of the steps whose median it is, at most
+        :data:`MOST_SAMPLED_STEPS`. See [Note: medians do not add up].
     """
     program = compile_job(graph)
     if samples == 1:

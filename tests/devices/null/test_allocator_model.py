@@ -56,6 +56,39 @@ def test_expandable_segments_reserve_no_more_than_their_pages(steps) -> None:
     assert mine["requested_bytes"] == theirs["requested_bytes"]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    STEPS,
+    st.sampled_from([{"max_split_bytes": 40 * MIB}, {"garbage_collection_threshold": 0.2}]),
+    st.sampled_from([96 * MIB, 256 * MIB]),
+)
+def test_expandable_segments_are_given_back_page_by_page(steps, more, total_bytes) -> None:
+    """Also where oversized and old segments are released when memory runs short."""
+    growing = CppAllocator(total_bytes, AllocatorConfig(expandable_segments=True, **more))
+    replay(growing, [*steps, ("malloc", 60 * MIB, 0), ("empty", 0, 0)], lambda _: 0)
+    stats = growing.stats()
+    growing.close()
+
+    reserved = stats["reserved_bytes"]["all"]["current"]
+    assert stats["active_bytes"]["all"]["current"] <= reserved <= total_bytes
+    assert stats["segment"]["all"]["current"] >= 0
+
+
+def test_an_oversized_expandable_block_is_not_freed_as_a_segment() -> None:
+    """Its neighbours are of the same range of addresses."""
+    config = AllocatorConfig(expandable_segments=True, max_split_bytes=128 * MIB)
+    growing = CppAllocator(80 << 30, config)
+    first, second = growing.malloc(30 << 30, 0), growing.malloc(30 << 30, 0)
+    growing.free(first)
+    growing.malloc(40 << 30, 0)
+    growing.free(second)
+    stats = growing.stats()
+    growing.close()
+
+    assert stats["segment"]["all"]["current"] == 0
+    assert stats["allocated_bytes"]["all"]["current"] == 40 << 30
+
+
 def test_requests_are_rounded_to_512_bytes() -> None:
     """One byte costs a 512-byte block in a 2 MiB segment."""
     allocator = CachingAllocator(80 << 30)

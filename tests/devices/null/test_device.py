@@ -26,6 +26,9 @@ def test_properties_are_those_of_the_chosen_gpu() -> None:
     assert torch.cuda.get_device_name() == "NVIDIA H100 80GB HBM3"
     assert torch.cuda.get_device_capability() == (9, 0)
     assert properties.multi_processor_count == 132
+    # Twice a cycle: 3.35 TB/s.
+    bandwidth = 2 * properties.memory_clock_rate * 1000 * properties.memory_bus_width / 8
+    assert bandwidth == pytest.approx(3.35e12, rel=0.01)
     assert torch.cuda.is_bf16_supported()
 
 
@@ -39,6 +42,13 @@ def test_a_node_has_eight_devices() -> None:
             torch.cuda.set_device(8)
     finally:
         torch.cuda.set_device(0)
+
+
+def test_devices_of_a_node_have_uuids_and_addresses_of_their_own() -> None:
+    """Programs map ranks to GPUs by them."""
+    found = [torch.cuda.get_device_properties(index) for index in range(8)]
+
+    assert len({str(p.uuid) for p in found}) == len({p.pci_bus_id for p in found}) == 8
 
 
 def test_cpu_tensors_stay_real() -> None:

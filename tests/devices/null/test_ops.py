@@ -73,6 +73,38 @@ def test_a_cost_model_times_every_signature_once() -> None:
     assert start.elapsed_time(end) == pytest.approx(5.0, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("copied", "blocks"),
+    [
+        (lambda: torch.ones(4).to("cuda"), True),
+        (lambda: torch.tensor([1.0, 2.0], device="cuda"), True),
+        (lambda: torch.ones(4, device="cuda").copy_(torch.ones(4)), True),
+        (lambda: torch.ones(4).to("cuda", non_blocking=True), False),
+        (lambda: torch.ones(4, device="cuda"), False),
+        (lambda: [torch.empty(1 << 30, device="cuda"), torch.cuda.empty_cache()], False),
+        (lambda: [torch.empty(1 << 30, device="cuda").numel(), torch.cuda.empty_cache()], True),
+    ],
+)
+def test_the_host_waits_for_copies_and_to_give_memory_back(
+    copied: Callable[[], object], blocks: bool
+) -> None:
+    """torch waits for the stream after a copy that is to block, whichever way it goes; CUDA for all
+    work before it frees memory."""
+    tensor = torch.empty(77, device="cuda")
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    op_log.set_cost_model(lambda _: (1_000_000, 1_000))
+    for _ in range(5):
+        tensor.sinh_()
+    done = torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))
+    copied()
+    # Nothing runs on the other stream: its event is as late as the host.
+    host = torch.cuda.Stream().record_event(torch.cuda.Event(enable_timing=True))
+    torch.cuda.synchronize()
+
+    assert (done.elapsed_time(host) >= 0) == blocks
+
+
 def test_a_launch_bound_program_takes_the_hosts_time() -> None:
     """Where the host is slower than the device, the stream waits for it."""
     tensor = torch.empty(321, device="cuda")

@@ -45,8 +45,13 @@ class DeviceProperties:
     multi_processor_count: int
     L2_cache_size: int
     shared_memory_per_block_optin: int
+    shared_memory_per_multiprocessor: int
+    clock_rate: int
+    memory_clock_rate: int
+    memory_bus_width: int
+    uuid: str
+    pci_bus_id: int
     shared_memory_per_block: int = 49_152
-    shared_memory_per_multiprocessor: int = 233_472
     regs_per_multiprocessor: int = 65_536
     max_threads_per_multi_processor: int = 2_048
     max_threads_per_block: int = 1_024
@@ -54,8 +59,6 @@ class DeviceProperties:
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
     gcnArchName: str = ""
-    uuid: str = "00000000-0000-0000-0000-000000000000"
-    pci_bus_id: int = 0
     pci_device_id: int = 0
     pci_domain_id: int = 0
 
@@ -232,8 +235,9 @@ def _version_functions() -> dict[str, Any]:
     }
 
 
-def _replace_attributes(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
-    device_properties = DeviceProperties(
+def _properties(spec: NullDeviceSpec, index: int) -> DeviceProperties:
+    """Return the properties of one GPU of a node; programs tell GPUs apart by UUID and address."""
+    return DeviceProperties(
         name=spec.name,
         major=spec.capability[0],
         minor=spec.capability[1],
@@ -241,13 +245,24 @@ def _replace_attributes(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
         multi_processor_count=spec.multi_processor_count,
         L2_cache_size=spec.l2_cache_bytes,
         shared_memory_per_block_optin=spec.shared_memory_per_block_optin_bytes,
+        # One block can have all but a KiB.
+        shared_memory_per_multiprocessor=spec.shared_memory_per_block_optin_bytes + 1024,
+        clock_rate=spec.clock_khz,
+        memory_clock_rate=spec.memory_clock_khz,
+        memory_bus_width=spec.memory_bus_bits,
+        uuid=f"00000000-0000-0000-0000-{index:012d}",
+        pci_bus_id=index,
     )
+
+
+def _replace_attributes(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
+    properties = [_properties(spec, index) for index in range(spec.devices_per_node)]
     ops: Any = torch.ops.prismscale_null
     generators = tuple(ops.default_generator(index) for index in range(spec.devices_per_node))
     by_name = "other modules import it from here by name"
     replacements: list[tuple[Any, str, Any, str]] = [
         (torch.cuda, "_cudart", Cudart(library, spec), "loaded from libcudart at import"),
-        (torch.cuda, "_get_device_properties", lambda _: device_properties, "set by _cuda_init"),
+        (torch.cuda, "_get_device_properties", properties.__getitem__, "set by _cuda_init"),
         (torch.cuda, "default_generators", generators, "filled by _cuda_init"),
         (torch.cuda, "_exchange_device", torch._C._cuda_exchangeDevice, "dummy bound at import"),
         (torch.cuda, "_maybe_exchange_device", torch._C._cuda_maybeExchangeDevice, "the same"),

@@ -34,6 +34,7 @@ class NullDeviceSpec:
     (stackoverflow.com/questions/53970187, and topic 68937 of NVIDIA's developer forum). That newer
     GPUs and drivers have the same depth is an assumption.
 
+    ``clock_khz`` and ``memory_clock_khz`` are the highest clocks that nvidia-smi shows.
     ``nvlinks`` is the number of NVLinks that join two GPUs of a node (NVIDIA's architecture
     whitepapers).
     """
@@ -49,6 +50,9 @@ class NullDeviceSpec:
     nccl_channels: int = RING_CHANNELS
     launch_queue_depth: int = 1024
     nvlinks: int = 18
+    clock_khz: int = 1_980_000
+    memory_clock_khz: int = 2_619_000
+    memory_bus_bits: int = 5_120
 
     def __post_init__(self) -> None:
         if not 1 <= self.devices_per_node <= 16:
@@ -99,6 +103,8 @@ PRESETS: dict[str, NullDeviceSpec] = {
         nccl_channels=ring_channels("a100-80g"),
         l2_cache_bytes=40 * _MIB,
         nvlinks=12,
+        clock_khz=1_410_000,
+        memory_clock_khz=1_593_000,
     ),
     "h100-sxm": NullDeviceSpec(
         name="NVIDIA H100 80GB HBM3",
@@ -117,6 +123,8 @@ PRESETS: dict[str, NullDeviceSpec] = {
         total_memory_bytes=int(139.81 * _GIB),
         multi_processor_count=132,
         capability=(9, 0),
+        memory_clock_khz=3_201_000,
+        memory_bus_bits=6_144,
     ),
     "gb300": NullDeviceSpec(
         name="NVIDIA GB300",
@@ -124,6 +132,9 @@ PRESETS: dict[str, NullDeviceSpec] = {
         multi_processor_count=152,
         capability=(10, 3),
         l2_cache_bytes=126 * _MIB,
+        clock_khz=1_965_000,
+        memory_clock_khz=3_996_000,
+        memory_bus_bits=8_192,
     ),
     "b300": NullDeviceSpec(
         name="NVIDIA B300 SXM6 AC",
@@ -131,6 +142,9 @@ PRESETS: dict[str, NullDeviceSpec] = {
         multi_processor_count=148,
         capability=(10, 3),
         l2_cache_bytes=126 * _MIB,
+        clock_khz=1_965_000,
+        memory_clock_khz=3_996_000,
+        memory_bus_bits=8_192,
     ),
     "gb200": NullDeviceSpec(
         name="NVIDIA GB200",
@@ -138,6 +152,9 @@ PRESETS: dict[str, NullDeviceSpec] = {
         multi_processor_count=152,
         capability=(10, 0),
         l2_cache_bytes=126 * _MIB,
+        clock_khz=1_965_000,
+        memory_clock_khz=3_996_000,
+        memory_bus_bits=8_192,
     ),
     "b200": NullDeviceSpec(
         name="NVIDIA B200",
@@ -145,6 +162,9 @@ PRESETS: dict[str, NullDeviceSpec] = {
         multi_processor_count=148,
         capability=(10, 0),
         l2_cache_bytes=126 * _MIB,
+        clock_khz=1_965_000,
+        memory_clock_khz=3_996_000,
+        memory_bus_bits=8_192,
     ),
 }
 

@@ -43,8 +43,8 @@ def import_scenario(cluster: str | None, what_ifs: Sequence[str]) -> Scenario:
             )
         if isinstance(what_if.form, LinksShared | ComputeShared):
             raise UsageError(
-                f"what-if {what_if.text!r}: an import's communication took place beside the others "
-                "of its job and its computation, and what was measured there holds what they shared"
+                f"what-if {what_if.text!r}: an import's times were measured, and hold already what "
+                "communication and computation took from each other"
             )
     return scenario
 

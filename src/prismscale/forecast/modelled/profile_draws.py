@@ -53,6 +53,8 @@ TEMPORAL, SPATIAL, LINKS, STALLS, REGIMES = SOURCES = (
 )
 """Sources of variation in a profile. Each can be switched off."""
 LEAST_FACTOR = np.float32(0.1)
+MOST_CACHED_BYTES = 1 << 26
+"""Bytes of factors that a class keeps for nodes of equal kernels; others are computed anew."""
 """Smallest factor on a computation: devices differ, but not by more than this."""
 _KERNELS, _DEVICES, _MESSAGES, _TAILS, _PAIRS, _MACHINES, _PACE, _DAY, _LONG = range(9)
 """Keys of the random streams."""
@@ -270,6 +272,7 @@ class _ClassDraws:
         self.base = self._base(source)
         self._slowest: SlowestOfSets | None = None
         self._factors: dict[tuple[float, float], tuple[Factors | float, Factors | float]] = {}
+        self._cached_bytes = 0
 
     def _base(self, source: ProfileDraws) -> Sequence[Duration]:
         base = source.plain.body(self.index, 0)
@@ -285,9 +288,13 @@ class _ClassDraws:
         Each is ``[D, M]`` or one number.
         """
         key = self.spatial_B[node], self.temporal_B[node]
-        if key not in self._factors:
-            self._factors[key] = self._of_sets(*key)
-        return self._factors[key]
+        known = self._factors.get(key)
+        if known is None:
+            known = self._of_sets(*key)
+            if self._cached_bytes < MOST_CACHED_BYTES:
+                self._factors[key] = known
+                self._cached_bytes += sum(np.asarray(part).nbytes for part in known)
+        return known
 
     def _of_sets(self, spatial: float, temporal: float) -> tuple[Factors | float, Factors | float]:
         if not spatial:

@@ -29,7 +29,8 @@ void CachingAllocator::collect_garbage() {
     freed = false;
     for (auto it = large_.cached.begin(); it != large_.cached.end();) {
       Block* block = *it++;
-      if (block->is_split() || static_cast<double>(age(block)) < mean_age) continue;
+      if (block->is_split() || block->expandable != nullptr) continue;
+      if (static_cast<double>(age(block)) < mean_age) continue;
       freed = true;
       reclaimed += block->size;
       total_age -= age(block);
@@ -39,7 +40,8 @@ void CachingAllocator::collect_garbage() {
   }
 }
 
-// With max_split_size set, first releases oversized segments, as few as satisfy the request.
+// With max_split_size set, first releases oversized segments, as few as satisfy the request. Those
+// that are expandable are passed over: their pages are unmapped later, with all that is cached.
 bool CachingAllocator::release_oversized(const Request& request) {
   if (config_.max_split_bytes == kUnlimited) return false;
   auto& cached = request.pool->cached;
@@ -47,7 +49,7 @@ bool CachingAllocator::release_oversized(const Request& request) {
   key.stream = request.stream;
   key.size = std::max(request.size, config_.max_split_bytes);
   auto it = cached.lower_bound(&key);
-  if (it != cached.end() && (*it)->stream == request.stream) {
+  if (it != cached.end() && (*it)->stream == request.stream && (*it)->expandable == nullptr) {
     release_segment(*it);
     return true;
   }
@@ -55,6 +57,10 @@ bool CachingAllocator::release_oversized(const Request& request) {
   while (it != cached.begin() && released < key.size) {
     Block* block = *std::prev(it);
     if (block->size < config_.max_split_bytes || block->stream != request.stream) break;
+    if (block->expandable != nullptr) {
+      --it;
+      continue;
+    }
     released += block->size;
     release_segment(block);
   }

@@ -191,7 +191,7 @@ void ps_reset_accumulated(int index) {
   device(index).with_allocator([](CachingAllocator& a) { a.reset_accumulated(); });
 }
 void ps_empty_cache(int index, uint64_t kind, uint64_t number) {
-  device(index).with_allocator([&](CachingAllocator& a) { a.empty_cache({kind, number}); });
+  device(index).empty_cache({kind, number});
 }
 void ps_clear_blas() {
   for (int index = 0; index < device_count(); ++index) device(index).clear_blas();

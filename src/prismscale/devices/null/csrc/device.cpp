@@ -359,18 +359,42 @@ int64_t Device::take_memory_rows(MemoryRow* out, int64_t capacity) {
 }
 
 Block* Device::allocate(size_t bytes, int64_t stream, int32_t origin) {
+  Block* block = nullptr;
+  bool gave_back = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     history_.allocates(current_op(), origin);
-    if (Block* block = allocator_->malloc(bytes, stream)) {
+    const AllocatorStats& stats = allocator_->stats();
+    const int64_t freed = stats.num_device_free;
+    block = allocator_->malloc(bytes, stream);
+    gave_back = stats.num_device_free > freed;
+    if (block != nullptr) {
       block->made_by = current_op();
-      const AllocatorStats& stats = allocator_->stats();
       peaks_[0] = std::max(peaks_[0], stats.allocated_bytes[kAllPools].current);
       peaks_[1] = std::max(peaks_[1], stats.reserved_bytes[kAllPools].current);
-      return block;
     }
   }
-  raise_out_of_memory(bytes);
+  if (gave_back) wait_to_give_back();
+  if (block == nullptr) raise_out_of_memory(bytes);
+  return block;
+}
+
+void Device::empty_cache(PoolId id) {
+  const bool gave_back = with_allocator([&](CachingAllocator& allocator) {
+    const int64_t freed = allocator.stats().num_device_free;
+    allocator.empty_cache(id);
+    return allocator.stats().num_device_free > freed;
+  });
+  if (gave_back) wait_to_give_back();
+}
+
+// CUDA frees and unmaps memory when all work that was launched before is done.
+void Device::wait_to_give_back() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (graph_ != nullptr) return;  // what a capture frees was of pools that nothing uses any more
+  }
+  synchronize_device();
 }
 
 std::vector<BlockRow> Device::blocks() {

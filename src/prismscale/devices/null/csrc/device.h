@@ -84,6 +84,7 @@ class Device : public StreamProgress {
   // Memory. `malloc` raises torch's OutOfMemoryError.
   Block* malloc(size_t bytes, int64_t stream);
   void free(Block* block);
+  void empty_cache(PoolId id);
   void record_stream(Block* block, int64_t stream);
   void use_blas(int64_t stream);
   int64_t multiprocessors() const { return multiprocessors_; }
@@ -123,6 +124,7 @@ class Device : public StreamProgress {
   void wait_in_graph(const EventState& event, StreamState& state);
   void check_synchronizes(const StreamState& state);
   void complete(const std::vector<uint64_t>& horizon, int64_t time_ns);
+  void wait_to_give_back();
   [[noreturn]] void raise_out_of_memory(size_t bytes);
 
   const int index_;

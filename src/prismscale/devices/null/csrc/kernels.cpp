@@ -1,4 +1,5 @@
 // Ops that are about storage rather than values: factories, views, set_, resize_, copy_.
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -197,7 +198,13 @@ void copy_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   if (open_graph() != nullptr) check_copies_in_capture(self, source, non_blocking);
   null_kernel(op, keys, stack);
   copy_share(self, source);
-  if (is_null(self)) return;
+  if (is_null(self)) {
+    // From the host, too: torch synchronizes the stream after a copy that is to block.
+    if (!non_blocking && !is_null(source) && self.numel() > 0) {
+      device(self.get_device()).synchronize_stream(current_stream(self.get_device()));
+    }
+    return;
+  }
   const int index = source.get_device();
   if (!non_blocking) device(index).synchronize_stream(current_stream(index));
   if (const auto known = known_value(source)) {

@@ -16,6 +16,7 @@
 // streams, kernels that move are not checked against each other.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <vector>

@@ -17,7 +17,7 @@ const std::unordered_set<std::string>& blas_ops() {
       "aten::mm", "aten::mm.out", "aten::addmm", "aten::addmm.out", "aten::addmm_", "aten::bmm",
       "aten::bmm.out", "aten::baddbmm", "aten::baddbmm.out", "aten::baddbmm_", "aten::mv",
       "aten::addmv", "aten::addmv.out", "aten::dot", "aten::vdot", "aten::_scaled_mm",
-      "aten::_addmm_activation", "aten::_int_mm"};
+      "aten::_scaled_mm_v2", "aten::_addmm_activation", "aten::_int_mm"};
   return *names;
 }
 
@@ -279,6 +279,7 @@ CallScan scan_call(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
     scan_value(scan, arguments[i], info.value_free[i]);
   }
   if (in_tf32(info, arguments)) scan.key.add(21);
+  if (sums_in_fixed_order()) scan.key.add(22);
   return scan;
 }
 

@@ -64,7 +64,7 @@ class NullCudaAllocator final : public c10::DeviceAllocator {
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t id) override {
     for (int index = 0; index < device_count(); ++index) {
-      device(index).with_allocator([&](CachingAllocator& a) { a.empty_cache(id); });
+      device(index).empty_cache(id);
     }
   }
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
