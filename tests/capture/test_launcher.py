@@ -108,6 +108,20 @@ def test_a_rank_that_reads_what_another_writes_runs_again_after_it(
     assert sorted(runner.traces) == [0, 3]
 
 
+def test_a_rank_that_fails_when_the_other_has_ended_runs_again(
+    spec: CaptureSpec, tmp_path: Path
+) -> None:
+    """It looked for the file before that was written, and took its time to fail."""
+    body = (
+        "if dist.get_rank() == 0:\n    time.sleep(0.5)\n    shared.write_text('x')\n"
+        "elif not shared.exists():\n    time.sleep(6)\n    raise FileNotFoundError(shared)\n"
+    )
+    target = write_shared(tmp_path, body)
+    runner = CaptureRunner(spec=replace(spec, target=target), logs=tmp_path / "logs", jobs=2)
+    runner.capture([0, 3])
+    assert sorted(runner.traces) == [0, 3]
+
+
 def test_a_rank_that_is_told_what_another_sends_runs_again_after_it(
     spec: CaptureSpec, tmp_path: Path
 ) -> None:

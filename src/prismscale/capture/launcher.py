@@ -142,6 +142,7 @@ class CaptureRunner:
         waiting = {str(spec.rank): spec for spec in specs}
         started: dict[str, CaptureSpec] = {}
         early: dict[str, Child] = {}
+        last_end = 0.0
         with Children() as children:
             while waiting or early or children.running:
                 if early and not waiting and not _ranks(children):
@@ -160,17 +161,20 @@ class CaptureRunner:
                     self._add_ballast(children)
                 for spec in self._told_early({**started, **waiting}):
                     waiting[str(spec.rank)] = spec
-                for child in children.finished():
+                # One that failed may end together with the one that it was too early for.
+                for child in sorted(children.finished(), key=lambda c: bool(c.process.returncode)):
                     if child.name == BALLAST:
                         continue
                     spec = started[child.name]
-                    if (waiting or _ranks(children)) and _may_have_been_early(child, spec):
+                    ran_beside = waiting or _ranks(children) or child.began < last_end
+                    if ran_beside and _may_have_been_early(child, spec):
                         early[child.name] = child
                         continue
                     if child.process.returncode:
                         # The failure of the lowest rank may be the cause of the others' failures.
                         child = min([child, *early.values()], key=lambda one: int(one.name))
                     add(self._collect(child, started[child.name]))
+                    last_end = time.monotonic()
                 if not (waiting or early or _ranks(children)):
                     break
                 self._refuse_slow(children)
