@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import Storage
 from prismscale.emulation.script import Script
 from prismscale.errors import UsageError
+from prismscale.files import write_json
 from prismscale.payload.rules.rule_file import RuleFile
 from support.runs import prismscale, write_program
 
@@ -314,3 +316,12 @@ def test_observations_of_another_live_run_are_not_used(
     """Who is live, how long, on which clock, with which faults, and on which cluster."""
     assert replace(config, **change).live_key(cluster) != config.live_key(cluster)
     assert config.live_key(Cluster.load("a100-80g")) != config.live_key(cluster)
+
+
+def test_arguments_of_any_bytes_can_be_stored(tmp_path: Path) -> None:
+    """An undecodable byte is half of a surrogate pair in Python, and comes back as it was."""
+    arguments = ["--name=\udcff", "ü"]
+    write_json(tmp_path / "a.json", arguments)
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == arguments
+    write_json(tmp_path / "a.json", "ü")
+    assert "ü" in (tmp_path / "a.json").read_text(encoding="utf-8")

@@ -70,6 +70,18 @@ def test_fresh_forgets_everything(folder: RunFolder) -> None:
         assert not kept.exists()
 
 
+def test_fresh_takes_links_and_not_what_they_lead_to(folder: RunFolder, tmp_path: Path) -> None:
+    """Captures may lie on a larger disk."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    with folder.opened(fresh=False):
+        (folder.root / "captures").symlink_to(elsewhere)
+    with folder.opened(fresh=True):
+        assert not (folder.root / "captures").is_symlink()
+    assert (elsewhere / "kept").exists()
+
+
 def test_observations_of_one_live_run_are_kept(folder: RunFolder) -> None:
     """Those of the run before go."""
     with folder.opened(fresh=False):

@@ -129,7 +129,7 @@ class RunFolder:
 
     def _clear(self) -> None:
         for path in self.root.iterdir():
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != MARKER:
                 path.unlink()

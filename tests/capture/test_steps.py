@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from prismscale.capture.node_stream import NodeStream, StreamNode
 from prismscale.capture.step_kinds import (
-    MAX_OPTIMIZERS,
     calls_per_step,
     most_ordinary,
     ordinary_kind,
@@ -97,12 +96,17 @@ def test_a_marker_that_is_not_there_is_refused(
 
 
 @given(
-    step=st.lists(st.integers(0, 3), min_size=1, max_size=MAX_OPTIMIZERS, unique=True),
+    step=st.lists(st.integers(0, 30), min_size=1, max_size=16, unique=True),
     repeats=st.integers(2, 4),
 )
 def test_a_step_calls_each_of_its_optimizers_once(step: list[int], repeats: int) -> None:
     """However many there are: they follow each other in the same order."""
     assert calls_per_step(step * repeats) == len(step)
+
+
+def test_a_step_may_have_an_optimizer_for_each_parameter() -> None:
+    """Each is called in the backward pass, as soon as its gradient is there."""
+    assert calls_per_step(list(range(300)) * 2) == 300
 
 
 def test_optimizers_that_are_called_unequally_often_make_one_step() -> None:

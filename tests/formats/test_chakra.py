@@ -27,8 +27,11 @@ from prismscale.formats.chakra.protobuf import (
     read_messages,
     write_message,
 )
+from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.node import CollectiveOp
+from prismscale.graph.trace import GroupRecord
 from prismscale.sim.timeline import simulate
-from support.jobs import RecordedDurations, pipeline_job
+from support.jobs import RecordedDurations, job_from_traces, pipeline_job
 from support.strategies import Job, durations, jobs
 
 
@@ -151,3 +154,42 @@ def test_missing_rank_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "x.3.et", [compute(1, 1)])
     with pytest.raises(FormatError, match="every rank from 0 on"):
         read_chakra([path])
+
+
+def test_ends_of_messages_are_of_32_bits() -> None:
+    """Chakra's feeder takes those of 64 for 0."""
+    for name in ("comm_src", "comm_dst", "comm_tag"):
+        assert attribute(name, 3).int32_val == 3
+    assert attribute("comm_size", 2**40).int64_val == 2**40
+
+
+def test_messages_are_told_apart_by_their_tags(tmp_path: Path) -> None:
+    """One rank sends first what the other takes last."""
+    pair = GroupRecord(ranks=(0, 1), name="pair", backend="gloo")
+    traces = {}
+    for rank, op in enumerate((CollectiveOp.SEND, CollectiveOp.RECV)):
+        builder = TraceBuilder(rank=rank, world_size=2, groups=(pair,))
+        begun = builder.add_compute(1, preds=[-1])
+        messages = [
+            builder.add_communication(op, 100 * tag, peer=1, tag=tag, preds=[begun])
+            for tag in ((1, 2) if rank == 0 else (2, 1))
+        ]
+        builder.add_compute(1, preds=messages)
+        traces[rank] = builder.build(known_groups=(pair,))
+    graph = job_from_traces(traces)
+    table = RecordedDurations(graph)
+    before = simulate(graph, table, steps=2, ranks=range(2))
+
+    found = read_chakra(write_chakra(graph, before, table, tmp_path))
+
+    for trace in (c.trace for c in found.classes):
+        tag_N = (trace.peer_N // 2)[trace.is_message_N]
+        assert (trace.bytes_N[trace.is_message_N] == 100 * tag_N).all()
+        assert sorted(tag_N.tolist()) == [1, 2]
+
+
+def test_a_barrier_is_a_barrier(tmp_path: Path) -> None:
+    """And not one of symmetric memory, which is exported as the same."""
+    path = written(tmp_path / "a.0.et", [all_reduce(1, 5, comm_type=int(CommType.BARRIER))])
+    (rank_class,) = read_chakra([path]).classes
+    assert CollectiveOp.BARRIER in rank_class.trace.op_N.tolist()

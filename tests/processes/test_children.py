@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prismscale.errors import StorageError
-from prismscale.processes.children import Children
+from prismscale.processes.children import Children, log_tail
 from prismscale.processes.reaper import guard
 from support.runs import eventually, runs
 
@@ -28,6 +28,14 @@ def test_a_child_that_ended_is_reported_once(tmp_path: Path) -> None:
         assert children.running == 0
     assert child.process.returncode == 4
     assert child.log_tail(2) == "line 18\nline 19"
+
+
+def test_the_end_of_a_long_log_is_read_alone(tmp_path: Path) -> None:
+    """A program may print without end."""
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * (1 << 20) + b"\nlast but one\nlast\n")
+    assert log_tail(log, 2) == "last but one\nlast"
+    assert len(log_tail(log, 3)) < 1 << 17
 
 
 def test_leaving_the_context_ends_everybody(tmp_path: Path) -> None:

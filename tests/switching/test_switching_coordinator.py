@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +118,16 @@ def test_a_deadlock_is_explained() -> None:
     assert "rank 0 waits for all_gather" in text
     assert "not issued by rank 1" in text
     assert "rank 2 waits for" in text
+
+
+def test_ranks_that_all_wait_may_have_another_thread_that_computes() -> None:
+    """They are stuck when none has asked for something for a while."""
+    world = World([[(0, 1), (0, 1, 2)], [(0, 1, 2), (0, 1)], [(0, 1, 2)]], 2)
+    world.coordinator.patience_s = 0.3
+    world.run()
+    time.sleep(0.4)
+    with pytest.raises(StuckError):
+        world.coordinator.advance()
 
 
 def test_a_rank_that_ended_too_early_is_named() -> None:

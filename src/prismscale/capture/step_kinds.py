@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from prismscale.capture.node_stream import NodeStream
 
-MAX_OPTIMIZERS = 16
-"""Largest number of optimizer calls in one step."""
+MAX_OPTIMIZERS = 4096
+"""Largest number of optimizer calls in one step: some programs have an optimizer for each
+parameter."""
 LONGEST_PATTERN = 8
 """Longest repeating pattern of kinds, in steps, for a program without two equal steps in a row."""
 OFTEN = 3

@@ -141,7 +141,7 @@ class CaptureControl:
         if self.memory_record is None:
             self._memory.step_ended()
         if self._graphs.ended(len(stream.marks), calls):
-            self._kind = None
+            self._kind, self._settled_at = None, 0
         if self._kind is None:
             self._until_settled(calls)
         elif self._has_shown_enough():

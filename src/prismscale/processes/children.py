@@ -28,6 +28,8 @@ from prismscale.processes.reaper import Reaper
 PR_SET_PDEATHSIG = 1
 GRACE_S = 3.0
 """Time between asking a process to end and killing it."""
+MOST_TAIL_BYTES = 1 << 16
+"""Most bytes of a log in which its last lines are looked for: a program may print without end."""
 
 
 def die_with_parent() -> None:
@@ -233,7 +235,9 @@ def ending(code: int) -> str:
 def log_tail(path: Path, lines: int) -> str:
     """The last ``lines`` lines of a log; empty if there is none."""
     try:
-        text = path.read_text(errors="replace")
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - MOST_TAIL_BYTES))
+            text = file.read(MOST_TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:])

@@ -31,6 +31,7 @@ from prismscale.typed_files import save_json
 DONE = "switched.json"
 """File with :class:`SwitchCounts`. It exists once all ranks have run to the end."""
 _POLL_S = 0.05
+_STUCK_AFTER_S = 10.0
 
 
 @dataclass(kw_only=True)
@@ -104,6 +105,7 @@ class SwitchingStage:
             n_slots=self.slots,
             start=lambda rank: self._start(children, replace(spec, rank=rank)),
             budget=self._budget(),
+            patience_s=_STUCK_AFTER_S,
         )
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)

@@ -21,6 +21,7 @@ write its memory out to disk (to *press it out*) before it gets its answer.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,9 @@ class SwitchingCoordinator:
     """Starts the process of a rank."""
     budget: MemoryBudget | None = None
     """Memory budget of all ranks together; None: unlimited."""
+    patience_s: float = 0.0
+    """Time without a question after which ranks that all wait are stuck. Another thread of theirs
+    may still compute, and ask for what they wait for."""
     is_stopping: bool = False
     """Whether a rank has run all wanted steps. Ranks that wait for ended ones may then end too."""
 
@@ -73,6 +77,7 @@ class SwitchingCoordinator:
             self.world_size, self.n_slots, missing=self._missing, pending=self.operations.pending
         )
         self._waits: dict[int, list[Wait]] = {}
+        self._heard = time.monotonic()
         self._steps = [0] * self.world_size
         self._stores: dict[str, Keys] = {}
         self._entering: list[tuple[int, RankState]] = []
@@ -81,6 +86,7 @@ class SwitchingCoordinator:
     def asked(self, rank: int, question: Mapping[str, Any], answer: Answer) -> None:
         """Answer a question, at once or later."""
         kind = question["ask"]
+        self._heard = time.monotonic()
         if self.budget is not None and "held" in question:
             self.budget.told(rank, question["held"], question.get("base"))
         if kind == "issue":
@@ -123,11 +129,11 @@ class SwitchingCoordinator:
             return
         if self.is_stopping:
             self._stop_all()
-        elif (polling := self._polling()) is None:
-            raise StuckError(self._why_stuck())
-        else:
+        elif (polling := self._polling()) is not None:
             self.slots.go(polling)
             self._answer_poll(polling)
+        elif time.monotonic() - self._heard >= self.patience_s:
+            raise StuckError(self._why_stuck())
 
     def _go_on(self) -> None:
         self._enter()

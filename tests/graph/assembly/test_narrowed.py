@@ -22,6 +22,7 @@ from prismscale.graph.io import load_graph, save_graph
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, RankTrace
+from prismscale.graph.verify import verify
 from prismscale.sim.timeline import simulate
 from support.jobs import PIPE, RecordedDurations, job_from_traces, pipeline_traces
 
@@ -147,3 +148,21 @@ def test_a_smaller_group_with_others_in_it_takes_no_messages() -> None:
     graph = job_from_traces(traces)
 
     assert all(g.within is None for c in graph.classes for g in c.trace.groups)
+
+
+def test_a_ring_over_all_ranks_stays_in_their_group() -> None:
+    """Every second neighbour is in another pair."""
+    world = GroupRecord(ranks=(0, 1, 2, 3), name="world", backend="gloo")
+    pairs = [GroupRecord(ranks=ranks, name="pair", backend="gloo") for ranks in ((0, 1), (2, 3))]
+    builder = TraceBuilder(rank=0, world_size=4, groups=(world, pairs[0]))
+    begun = builder.add_compute(10, preds=[-1])
+    sent = builder.add_communication(CollectiveOp.SEND, 8, peer=1, preds=[begun])
+    got = builder.add_communication(CollectiveOp.RECV, 8, peer=-1, preds=[begun])
+    builder.add_compute(1, preds=[sent, got])
+    trace = builder.build(known_groups=(world, *pairs))
+
+    graph = job_from_traces({0: trace})
+
+    verify(graph)
+    assert {r.ranks for r in graph.classes[0].trace.groups} == {(0, 1, 2, 3), (0, 1)}
+    assert simulate(graph, RecordedDurations(graph), steps=2).job_step_ns_TD[-1, 0] == 11

@@ -107,7 +107,10 @@ class ExportedClass:
             key = (n, start, duration, groups[group].name if group >= 0 else "", rank * is_p2p)
             made = self._made.get(key)
             if made is None:
-                made = self._made[key] = framed(self._message(n, start, duration, rank, groups))
+                made = framed(self._message(n, start, duration, rank, groups))
+                # No other rank has the same point-to-point message.
+                if not is_p2p:
+                    self._made[key] = made
             yield made
 
     @cached_property

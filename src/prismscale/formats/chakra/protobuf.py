@@ -130,10 +130,16 @@ GlobalMetadata = _message("GlobalMetadata")
 Node = _message("Node")
 
 
+INT32 = ("comm_src", "comm_dst", "comm_tag")
+"""Integers that Chakra's feeder reads as 32 bits; it takes those of 64 bits for 0."""
+
+
 def attribute(name: str, value: bool | int | str | list[int]) -> Any:
     """Return an attribute of the type that Chakra's own tools use for such a value."""
     if isinstance(value, bool):
         return Attribute(name=name, bool_val=value)
+    if isinstance(value, int) and name in INT32:
+        return Attribute(name=name, int32_val=value)
     if isinstance(value, int):
         return Attribute(name=name, int64_val=value)
     if isinstance(value, str):

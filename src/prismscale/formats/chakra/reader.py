@@ -27,13 +27,15 @@ from prismscale.graph.assembly.assemble import assemble
 from prismscale.graph.assembly.groups import GroupTable
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.node import CollectiveOp
+from prismscale.graph.node import MOST_TAGS, CollectiveOp
 from prismscale.graph.trace import HOST, LONGEST_NS, GroupRecord, RankTrace
 from prismscale.graph.verify import verify
 from prismscale.typed_files import LARGEST_INT, parse_json, read_json
 
 OPERATION = {comm_type: op for op, comm_type in COMM_TYPE.items()} | {
-    CommType.REDUCE_SCATTER_BLOCK: CollectiveOp.REDUCE_SCATTER
+    CommType.REDUCE_SCATTER_BLOCK: CollectiveOp.REDUCE_SCATTER,
+    # Barriers of symmetric memory are exported as the same.
+    CommType.BARRIER: CollectiveOp.BARRIER,
 }
 P2P = {
     NodeType.COMM_SEND_NODE: CollectiveOp.SEND,
@@ -247,6 +249,7 @@ def _trace(file: _File, groups: GroupTable) -> RankTrace:
             _n_bytes(file.path, i, node, op, len(described[group_index].ranks)),
             group_index=group_index,
             peer=_peer(file, i, node, op, described[group_index].ranks),
+            tag=_tag(node) if op.is_p2p else 0,
             preds=preds,
             durations_ns=node.duration_ns,
             label=node.name,
@@ -270,17 +273,19 @@ def _n_bytes(path: Path, i: int, node: _ChakraNode, op: CollectiveOp, group_size
 def _take_out_waiting(files: Sequence[_File]) -> None:
     """Give all members of a communication one duration, the shortest that any of them recorded.
 
-    Members meet at the n-th collective of a group, or the n-th message from one rank to another.
+    Members meet at the n-th collective of a group, or the n-th message from one rank to another
+    with one tag.
     """
-    uses: dict[tuple[str, Any, Any], list[list[_ChakraNode]]] = defaultdict(list)
+    uses: dict[tuple[str, Any, Any, int], list[list[_ChakraNode]]] = defaultdict(list)
     for file in files:
-        counts: Counter[tuple[str, Any, Any]] = Counter()
+        counts: Counter[tuple[str, Any, Any, int]] = Counter()
         for i in file.order():
             node = file.nodes[i]
             if node.kind not in P2P and node.kind != NodeType.COMM_COLL_NODE:
                 continue
-            ends = (node.attrs.get("comm_src"), node.attrs.get("comm_dst"))
-            key = (str(node.attrs.get("pg_name", WORLD)), *(ends if node.kind in P2P else (-1, -1)))
+            ends = (node.attrs.get("comm_src"), node.attrs.get("comm_dst"), _tag(node))
+            path = ends if node.kind in P2P else (-1, -1, 0)
+            key = (str(node.attrs.get("pg_name", WORLD)), *path)
             if counts[key] == len(uses[key]):
                 uses[key].append([])
             uses[key][counts[key]].append(node)
@@ -290,6 +295,11 @@ def _take_out_waiting(files: Sequence[_File]) -> None:
             own_ns = min(n.duration_ns for n in nodes)
             for node in nodes:
                 node.duration_ns = own_ns
+
+
+def _tag(node: _ChakraNode) -> int:
+    tag = node.attrs.get("comm_tag", 0)
+    return tag % MOST_TAGS if isinstance(tag, int) else 0
 
 
 def _operation(path: Path, i: int, node: _ChakraNode) -> CollectiveOp | None:

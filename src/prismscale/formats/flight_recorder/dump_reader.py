@@ -36,7 +36,7 @@ MOST_NAME = 400
 _RANK = re.compile(r"(.*?)(\d{1,9})(\.json|\.pkl|\.pickle)?")
 _RANKS = re.compile(r"\s*\[?[\d,\s]*\]?\s*")
 _P2P = re.compile(r"(send|recv) (\d{1,9})(->|<-)(\d{1,9})")
-_NOT_THE_USERS = ("/torch/", "torch/", "<", "??", "typing_extensions.py")
+_NOT_THE_USERS = re.compile(r"(^|/)torch/|<|\?\?|typing_extensions\.py")
 _STATES = {state.name.lower(): state for state in CallState}
 
 
@@ -199,7 +199,7 @@ class _Reader:
     def _site(self, frames: Any) -> int:
         for frame in frames:
             filename = str(frame["filename"])[-MOST_NAME:]
-            if not any(part in filename for part in _NOT_THE_USERS):
+            if _NOT_THE_USERS.search(filename) is None:
                 return self.sites.setdefault(f"{filename}:{frame['line']}", len(self.sites))
         return -1
 

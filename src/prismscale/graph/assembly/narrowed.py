@@ -39,7 +39,7 @@ def narrowed(
     """Return ``traces`` and ``groups`` with messages in groups no larger than they need.
 
     Both are returned unchanged if no message can move, or if ranks that run one trace would get
-    different groups.
+    different groups or other peers.
 
     Args:
         traces: by captured rank.
@@ -53,8 +53,10 @@ def narrowed(
     found: set[Narrowing] = set()
     for rank, representative in enumerate(representative_R.tolist()):
         own = groups.of_rank(rank)
-        pairs = by_trace[representative].values()
-        found |= {(own[wide], own[small]) for wide, small in pairs}
+        messages = by_trace[representative]
+        if not _reaches_same(groups, rank, representative, messages):
+            return traces, groups
+        found |= {(own[wide], own[small]) for wide, small in messages.values()}
     added = _Added(groups, sorted(found))
     moved = {**traces, **{rank: added.moved(traces[rank], by_trace[rank]) for rank in used}}
     wider = added.table()
@@ -63,6 +65,29 @@ def narrowed(
         for rank, representative in enumerate(representative_R.tolist())
     )
     return (moved, wider) if fits else (traces, groups)
+
+
+def _reaches_same(
+    groups: GroupTable, rank: int, representative: int, messages: Mapping[Message, Narrowing]
+) -> bool:
+    """Return whether ``rank`` finds the peers of its messages where its representative does.
+
+    In a ring over all ranks only some members have their neighbour in the smaller group.
+    """
+    if rank == representative:
+        return True
+    for (_, peer), (wide, small) in messages.items():
+        steps = (_step(groups, r, wide, small, peer) for r in (rank, representative))
+        if len(set(steps)) > 1:
+            return False
+    return True
+
+
+def _step(groups: GroupTable, rank: int, wide: int, small: int, peer: int) -> int:
+    """Return the way to the peer in the smaller group; -1: it is not there."""
+    large, few = (groups.ranks[groups.of_rank(rank)[index]] for index in (wide, small))
+    other = large[(groups.positions_R[rank][wide] + peer) % len(large)]
+    return (few.index(other) - few.index(rank)) % len(few) if other in few else -1
 
 
 def as_sent(trace: RankTrace) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
