@@ -11,6 +11,7 @@ import torch
 from prismscale.cost.kernel import load_kernel_model
 from prismscale.devices.null.libraries.flash_attention import flash_attention_2 as fa2
 from prismscale.devices.null.libraries.flash_attention import flash_attention_3 as fa3
+from prismscale.devices.null.libraries.flash_attention.attention_sequences import lengths_alike
 from prismscale.devices.null.runtime import active
 from support import op_log
 
@@ -117,9 +118,10 @@ def test_a_window_halves_what_a_sequence_costs(flash_attn_3: Any) -> None:
     q = _empty(1, 8192, 16, 128)
     library, model = active().library, load_kernel_model("h100-sxm")
 
-    def cost(window: int) -> int:
+    def cost(window: int, right: int = -1, *, causal: bool = True) -> int:
         known = library.ps_signature_count()
-        flash_attn_3.fwd(q, q, q, is_causal=True, window_size_left=window)
+        sides = {"window_size_left": window, "window_size_right": right}
+        flash_attn_3.fwd(q, q, q, is_causal=causal, **sides)
         texts = [
             library.ps_signature(i).decode() for i in range(known, library.ps_signature_count())
         ]
@@ -127,3 +129,13 @@ def test_a_window_halves_what_a_sequence_costs(flash_attn_3: Any) -> None:
         return model.cost(text).device_ns
 
     assert 0.3 < cost(2047) / cost(-1) < 0.7
+    # 129 keys, which a query sees on both sides.
+    assert cost(64, 64, causal=False) < 0.1 * cost(-1, causal=False)
+
+
+def test_packed_documents_of_known_lengths_are_as_long_as_they_are() -> None:
+    """Of two documents, the longer one decides; of many short ones beside it, less does."""
+    pair, many = _ends([0, 5000, 8192]), _ends([0, 4096, *range(4224, 8193, 128)])
+    assert lengths_alike(pair, 5000, 5000) == (4352, 4352)
+    assert lengths_alike(many, 4096, 4096) == (2176, 2176)
+    assert lengths_alike(many, 4096, 8192) == (4096, 8192)

@@ -27,6 +27,7 @@ from prismscale.devices.null.libraries.transformer_engine.quantized_tensors impo
     mx_scales,
 )
 from prismscale.devices.null.libraries.transformer_engine.versions import check_version, is_since
+from support import op_log
 from support.te_products import gemm
 
 tex: Any = make_extension()
@@ -364,3 +365,12 @@ def test_a_version_that_the_stand_in_does_not_know_is_refused() -> None:
     check_version("2.20.2")
     with pytest.raises(NotImplementedError, match=r"2\.2 to 2\.20; installed is 2\.21\.0"):
         check_version("2.21.0")
+
+
+@pytest.mark.parametrize(("other", "bits"), [(torch.float32, 19), (BF16, 16)])
+def test_products_of_32_bits_alone_are_in_tf32(other: torch.dtype, bits: int) -> None:
+    """As a router in float32 multiplies in its backward pass."""
+    x, grad = _empty(512, 1024, dtype=torch.float32), _empty(512, 256, dtype=other)
+    found = op_log.ops_of(lambda: gemm(x, False, grad, True, output_dtype=DType.kFloat32))
+    (product,) = (o.signature for o in found if "generic_gemm" in o.signature.name)
+    assert product.arguments.get("bits", (16,)) == (bits,)

@@ -21,7 +21,8 @@ from prismscale.devices.null.libraries.launches import Cost, gemm, launch, memor
 from prismscale.devices.null.libraries.stand_in import StandIn
 
 _SPACE = "bitsandbytes::"
-_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""Element types by what names of functions call them."""
 _GIVEN = {
     "8bit_blockwise": ("p", "g", "state1", "state2", *[""] * 7, "map1", "map2", "max1", "max2"),
     "32bit": ("g", "p", "state1", "state2", "norm"),
@@ -105,8 +106,7 @@ def _quantize(
 ) -> None:
     """Convert ``count`` elements to or from 8 or 4 bits each, with one float32 per block."""
     small = 0.5 if name.endswith("4") else 1
-    large = next(size for dtype, size in _BYTES.items() if f"_{dtype}" in name)
-    n_bytes = int(count * (small + large)) + 4 * -(-count // block)
+    n_bytes = int(count * (small + _dtype(name).itemsize)) + 4 * -(-count // block)
     _launch_by_size(name, memory("pointwise", n_bytes=n_bytes))
 
 
@@ -124,7 +124,9 @@ def _product_with_vector(name: str, m: int, n: int, k: int, *_: Any) -> None:
 def _product_of_four_bits(name: str, *arguments: Any) -> None:
     """Run a 4-bit product; its arguments are eight addresses, then M, N and K."""
     m, n, k = arguments[8:11]
-    _launch_by_size(name, gemm((1, m, n, k)))
+    # The second tensor says what is multiplied.
+    factor = torch.empty(0, device="cuda", dtype=_dtype(name))
+    launch(_SPACE + name, gemm((1, m, n, k)), reads=[factor], writes=[factor])
 
 
 def _dequantize_product(
@@ -140,6 +142,10 @@ def _quantize_rows(
 ) -> None:
     """Convert elements from 16 to 8 bits, with one float32 per row."""
     _launch_by_size(name, memory("reduction", n_bytes=3 * rows * columns + 4 * rows))
+
+
+def _dtype(name: str) -> torch.dtype:
+    return next(dtype for word, dtype in _DTYPES.items() if f"_{word}" in name)
 
 
 def _launch_by_size(name: str, cost: Cost) -> None:

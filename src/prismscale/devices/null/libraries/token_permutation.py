@@ -70,6 +70,6 @@ def unpermute_backward(
 
 
 def _move(name: str, *, reads: Sequence[Tensor | None], writes: Sequence[Tensor]) -> None:
-    """Launch a kernel that moves rows, and reads each as often as it writes it."""
-    larger = max(tensor.nbytes for tensor in (*reads, *writes) if tensor is not None)
-    launch(name, memory("index", n_bytes=2 * larger), reads=reads, writes=writes)
+    """Launch a kernel that reads and writes each row once, and one row for several."""
+    moved = sum(tensor.nbytes for tensor in (*reads, *writes) if tensor is not None)
+    launch(name, memory("index", n_bytes=moved), reads=reads, writes=writes)

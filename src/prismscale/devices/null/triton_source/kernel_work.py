@@ -39,8 +39,9 @@ MOST_BYTES = 2**62
 """Limit on the bytes of memory of which only the address is known."""
 SMALLEST_TILE = min(map(min, TILES))
 """Smallest extent of a product's tile on either side. Several smaller tiles count as one."""
-_KINDS = ("sort", "scan", "index", "reduction")
-"""Kinds of kernels by priority: the first that is among a kernel's operations is its kind."""
+_KINDS = {"index": {"index"}, "reduction": {"sort", "scan", "reduction"}}
+"""Kinds of kernels by priority, with the operations that make a kernel one. Sorts and scans are of
+what a program holds: each of their loads and stores was counted, unlike the passes of ATen's."""
 _TRITON_NAMES = {
     torch.bool: "int1",
     torch.float8_e4m3fn: "float8e4nv",
@@ -177,7 +178,7 @@ def _work(tally: Tally, tensors: Sequence[Tensor], followed: int, programs: int)
         for bytes_of in (tally.read_bytes, tally.written_bytes)
         for place, n_bytes in bytes_of.items()
     )
-    kind = next((kind for kind in _KINDS if kind in tally.kinds), "pointwise")
+    kind = next((kind for kind, of in _KINDS.items() if tally.kinds & of), "pointwise")
     return Work(cost=memory(kind, n_bytes=moved), reads=reads, writes=writes)
 
 

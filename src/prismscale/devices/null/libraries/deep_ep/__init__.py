@@ -29,6 +29,8 @@ def stand_in() -> StandIn:
 
 
 def _make_extension() -> ModuleType:
+    import torch
+
     from prismscale.devices.null.libraries.deep_ep import buffer, buffer_sizes
 
     content = {
@@ -36,6 +38,7 @@ def _make_extension() -> ModuleType:
         "Config": buffer_sizes.Config,
         "EventHandle": buffer.EventHandle,
         "is_sm90_compiled": lambda: True,
+        "topk_idx_t": torch.int64,
     }
     return module_of(_EXTENSION, content, library="DeepEP")
 

@@ -202,12 +202,15 @@ class Buffer:
         channel_prefix: Tensor | None,
         rank_prefix: Tensor | None,
         alignment: int,
-        config: Config,
-        previous_event: EventHandle | None,
-        asynchronous: bool,
-        on_comm_stream: bool,
+        *tail: Any,
     ) -> tuple[Any, ...]:
-        """As :meth:`intranode_dispatch`, but tokens enter each node through one of its ranks."""
+        """As :meth:`intranode_dispatch`, but tokens enter each node through one of its ranks.
+
+        ``tail`` is ``num_worst_tokens`` (since November 2025), configuration, previous event,
+        whether the host goes on, and whether memory is of the communication stream.
+        """
+        *worst, config, _, asynchronous, on_comm_stream = tail
+        num_worst_tokens = worst[0] if worst else 0
         nodes = self.get_num_rdma_ranks()
         with self._allocating(on_comm_stream):
             is_cached = rank_prefix is not None
@@ -220,7 +223,7 @@ class Buffer:
                 # The combine gets ``rdma_rank_prefix`` and not ``rank_prefix``.
                 self._note_layout(rdma_rank_prefix, x, topk_idx, num_tokens_per_expert)
             layout = TokenLayout.kept_with(rdma_rank_prefix)
-            count = cached_num_recv_tokens or layout.received
+            count = num_worst_tokens or cached_num_recv_tokens or layout.received
             got = _received(count, x, x_scales, topk_idx, topk_weights)
             _mark_local(got[-2], layout)
             kept: list[Tensor | None] = [None] * 5
@@ -239,7 +242,7 @@ class Buffer:
         prefixes = (rdma_channel_prefix, kept[0], rdma_rank_prefix, kept[1], rank_prefix)
         held = [x, x_scales, topk_idx, topk_weights, is_token_in_rank, channel_prefix, *got, *kept]
         event = self._end([*held, *prefixes], work, asynchronous, on_comm_stream)
-        by_expert = layout.received_by_expert(alignment)
+        by_expert = [] if num_worst_tokens else layout.received_by_expert(alignment)
         matrices = (rdma_channel_prefix, channel_prefix, kept[0], rdma_rank_prefix)
         return (*got, by_expert, *matrices, kept[1], rank_prefix, *kept[2:], event)
 

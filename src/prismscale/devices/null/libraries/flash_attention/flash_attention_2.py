@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from prismscale.devices.null.libraries.flash_attention.attention_sequences import (
+    Mask,
     Sequences,
     packed,
     regular,
@@ -50,11 +51,12 @@ def fwd(
     scale: float,
     causal: bool,
     left: int,
+    right: int,
     *rest: Any,
 ) -> list[Tensor]:
     """Return output, row statistics, probabilities (if asked for) and random state."""
-    sequences = regular(q, k, v, causal=causal, left=left)
-    wants_probabilities = bool(rest[2]) if len(rest) > 2 else False
+    sequences = regular(q, k, v, Mask(causal=causal, left=left, right=right))
+    wants_probabilities = bool(rest[1]) if len(rest) > 1 else False
     return _forward(sequences, out, wants_probabilities=wants_probabilities)
 
 
@@ -63,8 +65,9 @@ def varlen_fwd(
 ) -> list[Tensor]:
     """As :func:`fwd`, for packed sequences; ``rest`` begins with optional tensors."""
     first = next(i for i, value in enumerate(rest) if isinstance(value, int))
-    length, keys, _, _, zeroed, causal, left, _, *others = rest[first:]
-    sequences = packed(q, k, v, cu_q, length, keys, causal=causal, left=left)
+    length, keys, _, _, zeroed, causal, left, right, *others = rest[first:]
+    mask = Mask(causal=causal, left=left, right=right)
+    sequences = packed(q, k, v, cu_q, length, keys, mask)
     wants_probabilities = bool(others[1]) if len(others) > 1 else False
     made = _forward(sequences, out, wants_probabilities=wants_probabilities)
     if zeroed:
@@ -113,7 +116,7 @@ def bwd(
     *_: Any,
 ) -> list[Tensor]:
     """Return the gradients of queries, keys and values, and the row sums of dP."""
-    sequences = regular(q, k, v, causal=causal, left=left)
+    sequences = regular(q, k, v, Mask(causal=causal, left=left, right=right))
     return _backward(sequences, [dout, out, rows], [dq, dk, dv], deterministic=deterministic)
 
 
@@ -143,7 +146,8 @@ def varlen_bwd(
     *_: Any,
 ) -> list[Tensor]:
     """As :func:`bwd`, for packed sequences."""
-    sequences = packed(q, k, v, cu_q, length, keys, causal=causal, left=left)
+    mask = Mask(causal=causal, left=left, right=right)
+    sequences = packed(q, k, v, cu_q, length, keys, mask)
     return _backward(sequences, [dout, out, rows], [dq, dk, dv], deterministic=deterministic)
 
 

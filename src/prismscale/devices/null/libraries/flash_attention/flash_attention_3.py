@@ -20,6 +20,7 @@ from torch import Tensor
 
 from prismscale.devices.null.custom_kernels import Watcher
 from prismscale.devices.null.libraries.flash_attention.attention_sequences import (
+    Mask,
     Sequences,
     packed,
     regular,
@@ -108,13 +109,12 @@ def _module() -> ModuleType:
 
 
 def _sequences(q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]) -> Sequences:
-    # As in hopper/flash_api.cpp, a window of 0 keys to the right is the causal mask.
-    is_causal = call["is_causal"] or call["window_size_right"] == 0
-    choice = {"causal": is_causal, "left": call["window_size_left"]}
+    left, right = call["window_size_left"], call["window_size_right"]
+    mask = Mask(causal=call["is_causal"], left=left, right=right)
     cu = call["cu_seqlens_q"]
     if cu is None:
-        return regular(q, k, v, **choice)
-    return packed(q, k, v, cu, call["max_seqlen_q"], call["max_seqlen_k"], **choice)
+        return regular(q, k, v, mask)
+    return packed(q, k, v, cu, call["max_seqlen_q"], call["max_seqlen_k"], mask)
 
 
 def output_dtype(q: Tensor) -> torch.dtype:
@@ -155,7 +155,7 @@ def _backward(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
         for tensor, name in ((q, "dq"), (k, "dk"), (v, "dv"))
     ]
     size = next(s for s in _HEADS if s >= max(q.shape[-1], v.shape[-1]))
-    rows = sequences.rows(rounded=_query_block(size, causal=sequences.causal))
+    rows = sequences.rows(rounded=_query_block(size, causal=sequences.mask.is_causal))
     sums = [q.new_empty(rows, dtype=torch.float32) for _ in range(2)]
     accumulators = [q.new_empty(*rows, size, dtype=torch.float32)]
     if sequences.heads != k.shape[-2]:

@@ -15,6 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prismscale.devices.null.libraries.flash_attention.attention_sequences import (
+    Mask,
+    lengths_alike,
+)
 from prismscale.devices.null.libraries.launches import attention, launch, memory
 from prismscale.devices.null.libraries.transformer_engine.casts import unquantized_with_amax
 from prismscale.devices.null.libraries.transformer_engine.enums import (
@@ -186,11 +190,11 @@ def _cost(call: dict[str, Any], *, backward: bool) -> Any:
     length, keys, heads = call["max_seqlen_q"], call["max_seqlen_kv"], _heads(call)
     batch = call["cu_seqlens_q"].shape[0] - 1
     if len(query) == 3:
+        length, keys = lengths_alike(call["cu_seqlens_q"], length, keys)
         batch = max(1, query[0] // max(length, 1))
-    causal = int(call["mask_type"]) in _CAUSAL_MASKS
-    left = call["window"][0]
-    if causal and 0 <= left < keys - 1:
-        keys, causal = left + 1, False
+    left, right = call["window"]
+    mask = Mask(causal=int(call["mask_type"]) in _CAUSAL_MASKS, left=left, right=right)
+    keys, causal = mask.of_keys(keys)
     return attention(
         batch_heads=batch * heads,
         length=length,

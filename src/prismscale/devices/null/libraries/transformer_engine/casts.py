@@ -140,8 +140,14 @@ def unquantized_with_amax(
 def dequantize(tensor: Any, dtype: int) -> Tensor:
     """Return ``tensor`` in higher precision."""
     output = empty_as(shape_of(tensor), torch_dtype(dtype))
-    launch(f"{_TE}dequantize", memory("copy"), reads=buffers(tensor)[:2], writes=[output])
+    launch(f"{_TE}dequantize", memory("copy"), reads=_one_side(tensor), writes=[output])
     return output
+
+
+def _one_side(tensor: Any) -> list[Tensor]:
+    """Return the rows of a quantized tensor and their scales, or its columns where it has none."""
+    found = operand(tensor, rowwise=True)
+    return found if any(b is not None for b in found) else operand(tensor, rowwise=False)
 
 
 def multi_tensor_quantize(tensors: Sequence[Tensor], quantizers: Sequence[Any]) -> list[Any]:

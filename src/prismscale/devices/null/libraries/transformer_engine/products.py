@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prismscale.cost.kernel_gemm import TF32_BITS
 from prismscale.devices.null.libraries.launches import gemm, launch, memory
 from prismscale.devices.null.libraries.transformer_engine.casts import cast_into
 from prismscale.devices.null.libraries.transformer_engine.enums import torch_dtype
@@ -64,8 +65,8 @@ def generic_gemm(
         Output, gradient of the bias, input of GELU, and extra output.
     """
     shape, product = product_of(shape_of(a), transa, shape_of(b), transb)
-    bits = min(bits_of(a), bits_of(b))
     dtype = torch_dtype(output_dtype) if output_dtype is not None else _dtype_of(a)
+    bits = _bits(a, b, dtype)
     reads: list[Tensor | None] = [*operand(a, rowwise=transa), *operand(b, rowwise=not transb)]
     if accumulate:
         reads += [out]
@@ -114,6 +115,14 @@ def product_of(
         )
     shape = (m, n) if transb else (*b[:-1], n)
     return tuple(shape), (1, m, n, k)
+
+
+def _bits(a: Any, b: Any, dtype: torch.dtype) -> int:
+    """Return the bits of the floats that are multiplied: TF32 if all are of 32 bits."""
+    bits = min(bits_of(a), bits_of(b))
+    if bits == 16 and {_dtype_of(a), _dtype_of(b), dtype} == {torch.float32}:
+        return TF32_BITS
+    return bits
 
 
 def _dtype_of(tensor: Any) -> torch.dtype:
@@ -249,7 +258,7 @@ def te_general_grouped_gemm(
     reads += [buffer for one in b for buffer in operand(one, rowwise=not transb)]
     if grad:
         writes += [tensor for tensor in bias if tensor.numel()]
-    cost = gemm(*products, bits=bits_of(a[0]))
+    cost = gemm(*products, bits=_bits(a[0], b[0], dtype))
     if products:
         launch(
             f"{_TE}grouped_gemm", cost, reads=reads + (writes if accumulate else []), writes=writes
