@@ -18,7 +18,7 @@ from pathlib import Path
 
 # Imported by name, because a program's ``time`` module may answer logical time.
 from time import monotonic, sleep
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from prismscale.errors import StorageError
 
@@ -114,21 +114,16 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write ``value`` as indented JSON with a final newline. Raises :class:`StorageError`."""
-    write_text(path, json_text(value, indent=2) + "\n")
-
-
-def json_text(value: object, **options: Any) -> str:
-    """Return ``value`` as JSON that can be written as UTF-8; ``options`` are those of ``dumps``.
+    """Write ``value`` as indented JSON with a final newline. Raises :class:`StorageError`.
 
     Undecodable bytes of a path or an argument, which are half of a surrogate pair, are escaped.
     """
-    text = json.dumps(value, ensure_ascii=False, **options)
+    text = json.dumps(value, indent=2, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:
-        return json.dumps(value, **options)
-    return text
+        text = json.dumps(value, indent=2)
+    write_text(path, text + "\n")
 
 
 def _sync_folder(folder: Path) -> None:

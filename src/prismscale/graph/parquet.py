@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from prismscale.errors import FormatError, StorageError, UsageError
-from prismscale.files import atomic_write, json_text
+from prismscale.files import atomic_write
 from prismscale.foreign import memory_limited
 
 VERSION = 3
@@ -84,7 +84,7 @@ def write_table(path: Path, table: pa.Table, *, kind: str, header: dict[str, Any
             f"{8 * MAX_VALUES / 1e9:.1f} GB of one file; keep fewer draws, steps or ranks"
         )
     document = {"format": f"prismscale {kind}", "version": VERSION, **header}
-    text = json_text(document, separators=(",", ":")).encode()
+    text = json.dumps(document, separators=(",", ":")).encode()
     digest = hashlib.sha256(text).hexdigest().encode()
     with atomic_write(path) as file:
         writer = pq.ParquetWriter(
