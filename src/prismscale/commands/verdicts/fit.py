@@ -30,7 +30,8 @@ DEFAULT_OUT = Path("runs/fit")
 OTHERS = (
     *("live", "attach", "clock", "steps", "samples", "watch_steps", "show", "slow", "what_if"),
     *("hang", "compute_scale", "variability", "values", "slots", "no_memory", "device", "out"),
-    *("max_captures", "storage", "check", "quick"),
+    *("max_captures", "storage", "check", "quick", "record", "record_limit", "transfers"),
+    *("netns", "budget"),
 )
 """Options of ``run`` that change nothing of the memory, or that ``fit`` decides."""
 
