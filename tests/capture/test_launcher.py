@@ -97,13 +97,18 @@ def write_shared(folder: Path, body: str) -> str:
     return str(program)
 
 
+def runner_of_shared(spec: CaptureSpec, folder: Path, body: str) -> CaptureRunner:
+    """Captures two ranks of that program at a time."""
+    target = write_shared(folder, body)
+    return CaptureRunner(spec=replace(spec, target=target), logs=folder / "logs", jobs=2)
+
+
 def test_a_rank_that_reads_what_another_writes_runs_again_after_it(
     spec: CaptureSpec, tmp_path: Path
 ) -> None:
     """The barrier between the two keeps nobody from going on."""
     body = "if dist.get_rank() == 0:\n    time.sleep(1)\n    shared.write_text('x')\n"
-    target = write_shared(tmp_path, body)
-    runner = CaptureRunner(spec=replace(spec, target=target), logs=tmp_path / "logs", jobs=2)
+    runner = runner_of_shared(spec, tmp_path, body)
     runner.capture([0, 3])
     assert sorted(runner.traces) == [0, 3]
 
@@ -116,8 +121,7 @@ def test_a_rank_that_fails_when_the_other_has_ended_runs_again(
         "if dist.get_rank() == 0:\n    time.sleep(0.5)\n    shared.write_text('x')\n"
         "elif not shared.exists():\n    time.sleep(6)\n    raise FileNotFoundError(shared)\n"
     )
-    target = write_shared(tmp_path, body)
-    runner = CaptureRunner(spec=replace(spec, target=target), logs=tmp_path / "logs", jobs=2)
+    runner = runner_of_shared(spec, tmp_path, body)
     runner.capture([0, 3])
     assert sorted(runner.traces) == [0, 3]
 
@@ -134,8 +138,7 @@ def test_a_rank_that_is_told_what_another_sends_runs_again_after_it(
         "dist.broadcast_object_list(told, src=rank // 2 * 2, group=groups[rank // 2])\n"
         "shared.write_text(str(told[0]['seed']))\n"
     )
-    target = write_shared(tmp_path, body)
-    runner = CaptureRunner(spec=replace(spec, target=target), logs=tmp_path / "logs", jobs=2)
+    runner = runner_of_shared(spec, tmp_path, body)
     runner.capture([0, 3])
     assert sorted(runner.traces) == [0, 3]
     assert (tmp_path / "shared.txt").read_text() == "7"
@@ -145,8 +148,7 @@ def test_a_file_that_no_rank_writes_is_missed_by_the_last_one_too(
     spec: CaptureSpec, tmp_path: Path
 ) -> None:
     """No rank runs again for ever."""
-    target = write_shared(tmp_path, "")
-    runner = CaptureRunner(spec=replace(spec, target=target), logs=tmp_path / "logs", jobs=2)
+    runner = runner_of_shared(spec, tmp_path, "")
     with pytest.raises(ScriptError, match=r"FileNotFoundError.*shared\.txt"):
         runner.capture([0, 3])
 
@@ -154,8 +156,7 @@ def test_a_file_that_no_rank_writes_is_missed_by_the_last_one_too(
 def test_where_all_ranks_fail_the_lowest_is_told(spec: CaptureSpec, tmp_path: Path) -> None:
     """Rank 3 misses what rank 0 would have written, had it not failed."""
     body = "if dist.get_rank() == 0:\n    raise ValueError('no documents')\ntime.sleep(1)\n"
-    target = write_shared(tmp_path, body)
-    runner = CaptureRunner(spec=replace(spec, target=target), logs=tmp_path / "logs", jobs=2)
+    runner = runner_of_shared(spec, tmp_path, body)
     with pytest.raises(ScriptError, match="rank 0 during capture: ValueError: no documents"):
         runner.capture([0, 3])
 

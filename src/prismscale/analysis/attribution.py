@@ -123,13 +123,11 @@ def _beyond(
 
 def _in_pipeline_N(trace: RankTrace) -> NDArray[np.bool_]:
     """Return True for messages to and from pipeline neighbours."""
-    stages = set(pipeline_groups(trace))
-    is_found = {m: smallest_group(trace, *m) in stages for m in messages_of(trace)}
-    in_pipeline_N = np.zeros(trace.n_nodes, dtype=bool)
-    for node in np.flatnonzero(trace.is_message_N).tolist():
-        message = (int(trace.group_index_N[node]), int(trace.peer_N[node]))
-        in_pipeline_N[node] = is_found[message]
-    return in_pipeline_N
+    stages, in_pipeline_N = set(pipeline_groups(trace)), np.zeros(trace.n_nodes, dtype=bool)
+    for group_index, peer in messages_of(trace):
+        if smallest_group(trace, group_index, peer) in stages:
+            in_pipeline_N |= (trace.group_index_N == group_index) & (trace.peer_N == peer)
+    return in_pipeline_N & trace.is_message_N
 
 
 def _on_stream_N(trace: RankTrace) -> NDArray[np.bool_]:

@@ -96,7 +96,8 @@ def _states(folders: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
     for root in dict.fromkeys(folder.resolve() for folder in folders):
         for folder, inner, files in os.walk(root):
             inner[:] = [name for name in inner if not name.startswith((".", "__pycache__"))]
-            if Path(folder).is_relative_to(_OUR_FOLDER):
+            # Packages of a virtual environment are known by their versions.
+            if "pyvenv.cfg" in files or Path(folder).is_relative_to(_OUR_FOLDER):
                 inner.clear()
                 continue
             for name in files:

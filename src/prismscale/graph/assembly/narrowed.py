@@ -50,11 +50,12 @@ def narrowed(
     by_trace = {rank: _narrowings(traces[rank]) for rank in used}
     if not any(by_trace.values()):
         return traces, groups
+    ways = {rank: _ways(groups, rank, by_trace[rank]) for rank in used}
     found: set[Narrowing] = set()
     for rank, representative in enumerate(representative_R.tolist()):
-        own = groups.of_rank(rank)
-        messages = by_trace[representative]
-        if not _reaches_same(groups, rank, representative, messages):
+        own, messages = groups.of_rank(rank), by_trace[representative]
+        # In a ring over all ranks only some members have their neighbour in the smaller group.
+        if _ways(groups, rank, messages) != ways[representative]:
             return traces, groups
         found |= {(own[wide], own[small]) for wide, small in messages.values()}
     added = _Added(groups, sorted(found))
@@ -67,27 +68,16 @@ def narrowed(
     return (moved, wider) if fits else (traces, groups)
 
 
-def _reaches_same(
-    groups: GroupTable, rank: int, representative: int, messages: Mapping[Message, Narrowing]
-) -> bool:
-    """Return whether ``rank`` finds the peers of its messages where its representative does.
-
-    In a ring over all ranks only some members have their neighbour in the smaller group.
-    """
-    if rank == representative:
-        return True
+def _ways(groups: GroupTable, rank: int, messages: Mapping[Message, Narrowing]) -> list[int | None]:
+    """Return, for each message of ``rank``, how many places further on in the smaller group its
+    peer is; None where it is not there."""
+    found: list[int | None] = []
     for (_, peer), (wide, small) in messages.items():
-        steps = (_step(groups, r, wide, small, peer) for r in (rank, representative))
-        if len(set(steps)) > 1:
-            return False
-    return True
-
-
-def _step(groups: GroupTable, rank: int, wide: int, small: int, peer: int) -> int:
-    """Return the way to the peer in the smaller group; -1: it is not there."""
-    large, few = (groups.ranks[groups.of_rank(rank)[index]] for index in (wide, small))
-    other = large[(groups.positions_R[rank][wide] + peer) % len(large)]
-    return (few.index(other) - few.index(rank)) % len(few) if other in few else -1
+        large, few = (groups.ranks[groups.of_rank(rank)[index]] for index in (wide, small))
+        # Not looked for in the larger group, which may have all ranks.
+        other = large[(groups.positions_R[rank][wide] + peer) % len(large)]
+        found.append((few.index(other) - few.index(rank)) % len(few) if other in few else None)
+    return found
 
 
 def as_sent(trace: RankTrace) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
