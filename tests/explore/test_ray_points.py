@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from prismscale.explore.points import SweepPoint
 from prismscale.explore.ray_points import OnNode, passed_on, run_on_node
 from prismscale.explore.tasks import PointTask
 from support.explored_program import NULL, by_label, write_explored
-from support.runs import Ended, command, environment, prismscale
+from support.runs import Ended, command, environment, eventually, prismscale
 
 VARY = ("--vary", "--tp {1,2,3}", "--vary", "RATE={1,2}")
 
@@ -91,6 +92,28 @@ def test_a_node_that_is_lost_changes_nothing(
     again = command("explore", *NULL, "--out", out, *VARY, "--", script)
     subprocess.run(again, env=environment(), check=True, capture_output=True)
     assert {p: p.stat().st_mtime_ns for p in out.glob("points/*.json")} == before
+
+
+def test_a_killed_command_leaves_no_folder_on_a_node(
+    two_nodes: Cluster, script: Path, tmp_path: Path
+) -> None:
+    """Ray kills the workers that ran its points; their temporary folders go all the same."""
+    before = point_folders()
+    on_ray = ("--executor", "ray", "--address", two_nodes.address)
+    run = subprocess.Popen(
+        command("explore", *NULL, "--out", tmp_path / "sweep", *VARY, *on_ray, "--", script),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert eventually(lambda: bool(point_folders() - before))
+    run.kill()
+    run.wait()
+    assert eventually(lambda: not point_folders() - before)
+
+
+def point_folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("prismscale-point-*"))
 
 
 def test_nodes_get_what_programs_read_and_no_secrets() -> None:

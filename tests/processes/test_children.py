@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -101,7 +102,7 @@ def test_the_reaper_ends_only_what_is_still_listed(tmp_path: Path) -> None:
     kept.mkdir()
     left.mkdir()
     text = f"+folder {kept}\n+folder {left}\n+session 999999999\n-folder {kept}\n"
-    guard(io.BytesIO(text.encode()))
+    guard(io.BytesIO(text.encode()), os.getpid())
     assert kept.exists()
     assert not left.exists()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from prismscale.explore.outcome import Outcome, Status
 from prismscale.explore.tasks import PointTask, Ran, raise_if_not_stored
 from prismscale.files import part_of
 from prismscale.processes.ray_cluster import SCRATCH, connected_ray, first_done
+from prismscale.processes.reaper import guarded_folder
 
 SET_BY_RAY = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 """Prefixes of the variables that Ray sets in its workers. Programs must not see them."""
@@ -113,12 +113,13 @@ def run_on_node(shared: OnNode, task: PointTask, asked: Asked) -> Returned:
         )
     own = {k: v for k, v in os.environ.items() if not k.startswith(SET_BY_RAY)}
     scratch_of_cluster = own.pop(SCRATCH, None)
-    scratches = tempfile.TemporaryDirectory(prefix="prismscale-point-", dir=scratch_of_cluster)
+    # Guarded: Ray kills a worker whose command has ended.
+    scratches = guarded_folder("prismscale-point-", scratch_of_cluster)
     with scratches as scratch, chdir(shared.working):
-        here = replace(task, folder=Path(scratch) / "points" / task.name)
+        here = replace(task, folder=scratch / "points" / task.name)
         here.folder.parent.mkdir()
         runner = LocalPoints(
-            logs=Path(scratch) / "logs",
+            logs=scratch / "logs",
             workers=shared.n_places,
             environment={**own, **shared.environment},
         )

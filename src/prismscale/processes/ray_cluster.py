@@ -17,16 +17,15 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from prismscale.errors import UsageError
-from prismscale.processes.reaper import Reaper
+from prismscale.processes.reaper import guarded_folder
 from prismscale.processes.variables import variables_set
 
 ANSWER_WITHIN_S = 5.0
@@ -72,27 +71,22 @@ def connected_ray(address: str | None) -> Iterator[Any]:
 
 @contextmanager
 def _own_folder() -> Iterator[Path]:
-    """A folder for Ray's files. At the end, processes with open files in it are killed.
+    """A folder for Ray's files, whose users end with it.
 
-    They are killed even if this process is killed first: Ray's agents do not notice that if they
-    have only just begun.
+    Ray's agents do not notice that this process was killed if they have only just begun.
     """
     # In the place that Ray itself would choose, because paths of sockets must be short.
     parent = os.environ.get("RAY_TMPDIR", "/tmp")
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="prismscale-", dir=parent))
-    except OSError as error:
-        raise UsageError(
-            f"Ray's files have no place in '{parent}': {error.strerror}; name a folder with a "
-            "short path in RAY_TMPDIR, or use --executor local"
-        ) from error
-    reaper = Reaper()
-    reaper.add("users", folder)
-    try:
-        with variables_set({SCRATCH: str(folder), **_PATIENT}):
-            yield folder
-    finally:
-        reaper.close()
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(guarded_folder("prismscale-", parent))
+        except OSError as error:
+            raise UsageError(
+                f"Ray's files have no place in '{parent}': {error.strerror}; name a folder with a "
+                "short path in RAY_TMPDIR, or use --executor local"
+            ) from error
+        stack.enter_context(variables_set({SCRATCH: str(folder), **_PATIENT}))
+        yield folder
 
 
 def first_done(ray: Any, results: Sequence[Any]) -> Any:
