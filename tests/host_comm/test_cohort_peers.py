@@ -152,6 +152,41 @@ def test_ranks_of_a_slice_tell_with_whom_of_their_node_they_communicated(
     assert [trace.co_measured_with for trace in traces] == co_measured_with
 
 
+def test_a_ring_of_messages_connects_before_all_have_sent(tmp_path: Path) -> None:
+    """Each of three ranks sends to the next one, twice, and receives only then."""
+    program = write_program(tmp_path / "program", RING)
+    spec = spec_of(program, tmp_path, world_size=3)
+    runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=3)
+    runner.capture_together([0, 1, 2], marks=4)
+    for rank in range(3):
+        before = (rank - 1) % 3
+        said = (tmp_path / "logs" / f"slice-rank-{rank}.log").read_text()
+        assert f"received [{before}.0, {before + 10}.0]" in said
+
+
+RING = """
+import os
+
+import torch
+import torch.distributed as dist
+
+from marker import step_ends
+
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+for step in range(5):
+    sent = [dist.isend(torch.tensor([x]), (rank + 1) % 3) for x in (rank + 0.0, rank + 10.0)]
+    met = torch.empty(2)
+    received = [dist.irecv(met[i : i + 1], (rank - 1) % 3) for i in range(2)]
+    for work in received + sent:
+        work.wait()
+    dist.barrier()
+    print("received", met.tolist(), flush=True)
+    step_ends()
+dist.destroy_process_group()
+"""
+
+
 def test_what_others_take_part_in_is_answered_as_in_any_capture(tmp_path: Path) -> None:
     """Ranks 0 and 1 of four: a pair of their own is real, the world is mirrored."""
     text = TRAINER.replace('("gloo")', '("gloo")\npair = dist.new_group([0, 1])')

@@ -18,7 +18,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns, thread_time_ns  # by name: a program's ``time`` may be logical
 from typing import Any
@@ -55,6 +57,7 @@ class CohortLoad:
         self._interface = os.environ.get("GLOO_SOCKET_IFNAME")
         self._instances = InstanceIds()
         self._contexts: dict[str, Any] = {}
+        self._meetings: dict[str, Meeting] = {}
         self._log: list[tuple[Entry, Tell]] = []
         self.issues_ns: list[int] = []
         """Time that each issue took from the program's thread."""
@@ -94,22 +97,40 @@ class CohortLoad:
             receives=bool(collective.outputs),
         )
         self._log.append((entry, took))
-        context = self._context(collective, ranks)
         # A message's context has only its two ends, and numbers them anew.
         if ranks != collective.group.ranks:
             peer = collective.group.ranks[collective.root]
             collective = replace(collective, root=ranks.index(peer))
-        return PeerWork(self, context, collective, entry)
-
-    def _context(self, collective: Collective, ranks: tuple[int, ...]) -> Any:
-        """The context of ``ranks``, which they make together at its first use."""
         name = f"{self._instances.group(collective.group.group_index)}.{'-'.join(map(str, ranks))}"
+        if op.is_p2p and (meeting := self._meeting(name, ranks)) is not None:
+            return MeetingWork(meeting, partial(PeerWork, self, collective, entry))
+        return PeerWork(self, collective, entry, self._context(name, ranks))
+
+    def _context(self, name: str, ranks: tuple[int, ...]) -> Any:
+        """The context of ``ranks``, which they make together at its first use."""
         if name not in self._contexts:
-            store = PrefixStore(name, FileStore(str(self._folder / "rendezvous")))
-            self._contexts[name] = connect(
-                store, ranks.index(self._rank), len(ranks), interface=self._interface
-            )
+            self._contexts[name] = self._connected(name, ranks)
         return self._contexts[name]
+
+    def _meeting(self, name: str, ranks: tuple[int, ...]) -> Meeting | None:
+        """The making of a message's context, until it is made.
+
+        A program goes on meanwhile: in a ring each rank sends to the next before it receives, so
+        ranks that waited here for the next one would wait for each other.
+        """
+        if name in self._contexts:
+            return None
+        meeting = self._meetings.get(name)
+        if meeting is None:
+            meeting = self._meetings[name] = Meeting(partial(self._connected, name, ranks))
+        elif meeting.is_over():
+            self._contexts[name] = meeting.context()
+            return None
+        return meeting
+
+    def _connected(self, name: str, ranks: tuple[int, ...]) -> Any:
+        store = PrefixStore(name, FileStore(str(self._folder / "rendezvous")))
+        return connect(store, ranks.index(self._rank), len(ranks), interface=self._interface)
 
     @property
     def issue_ns(self) -> int:
@@ -159,7 +180,7 @@ class PeerWork:
     """One communication within the slice."""
 
     def __init__(
-        self, load: CohortLoad, context: Any, collective: Collective, entry: Entry
+        self, load: CohortLoad, collective: Collective, entry: Entry, context: Any
     ) -> None:
         self._load, self._entry = load, entry
         self._calls = prepare(context, collective)
@@ -183,6 +204,58 @@ class PeerWork:
         entry = self._entry
         if not entry.is_exact and perf_counter_ns() - entry.arrived_ns > COMPUTES_NS:
             self._load.watched.add(entry.kind)
+
+
+class Meeting:
+    """Two ranks connect, in a thread of its own; their messages until then start after that."""
+
+    def __init__(self, connected: Callable[[], Any]) -> None:
+        # One thread: messages between two ranks start in the order in which they were issued.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="meeting")
+        self._context = self._thread.submit(connected)
+        self._last: Future[Any] = self._context
+
+    def then(self, call: Callable[[Any], PeerWork]) -> Future[PeerWork]:
+        """Call with the context when the ranks have connected."""
+        self._last = work = self._thread.submit(lambda: call(self._context.result()))
+        return work
+
+    def is_over(self) -> bool:
+        """Whether the ranks have connected and all messages until then have started."""
+        return self._last.done()
+
+    def context(self) -> Any:
+        """The context, and no thread any more."""
+        self._thread.shutdown()
+        return self._context.result()
+
+
+class MeetingWork:
+    """A message between ranks that may still be connecting; ``make`` is called with a context."""
+
+    def __init__(self, meeting: Meeting, make: Callable[[Any], PeerWork]) -> None:
+        self._meeting, self._make = meeting, make
+
+    def begin(self) -> None:
+        """Let the message start when the ranks have connected: only then has this one arrived."""
+        self._begun = self._meeting.then(self._start)
+
+    def _start(self, context: Any) -> PeerWork:
+        work = self._make(context)
+        work.begin()
+        return work
+
+    def wait(self) -> None:
+        """Wait until it is over."""
+        self._begun.result().wait()
+
+    def is_over(self) -> bool:
+        """Whether it has started and is over."""
+        return self._begun.done() and self._begun.result().is_over()
+
+    def waited(self, since_issue: bool) -> None:
+        """Note the end."""
+        self._begun.result().waited(since_issue)
 
 
 class CombinedWork:
