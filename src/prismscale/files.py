@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import secrets
@@ -95,6 +96,27 @@ def await_file(
     return True
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes that lock ``path``, on this machine or another, from doing so meanwhile.
+
+    The lock is a file beside it, which stays. Raises :class:`StorageError`.
+    """
+    lock = path.with_name(f".{path.name[:100]}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise _storage_error(path, error) from error
+    try:
+        # A file system without locks: then whoever writes last wins.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def remove_parts(folder: Path) -> None:
     """Remove unfinished files of ended processes from ``folder``. Raises OSError."""
     for part in folder.rglob(".*.part"):
@@ -102,9 +124,12 @@ def remove_parts(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8, whole or not at all. Raises :class:`StorageError`."""
+    """Write ``text`` as UTF-8, whole or not at all. Raises :class:`StorageError`.
+
+    Undecodable bytes of a path or an argument, which are half of a surrogate pair, are escaped.
+    """
     with atomic_write(path) as file:
-        file.write(text.encode())
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -116,14 +141,10 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: object) -> None:
     """Write ``value`` as indented JSON with a final newline. Raises :class:`StorageError`.
 
-    Undecodable bytes of a path or an argument, which are half of a surrogate pair, are escaped.
+    See :func:`write_text`.
     """
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = json.dumps(value, indent=2)
-    write_text(path, text + "\n")
+    # A backslash and four hexadecimal digits are also how JSON writes what is no character.
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -138,6 +138,17 @@ def test_what_was_asserted_decides_the_exit_code(ended: Ended, folder: Path) -> 
     assert "assertions do not hold" in (folder / "fit.md").read_text()
 
 
+@pytest.mark.parametrize("text", ["step<1s", "hidden(dp)>0.9"])
+def test_a_figure_that_fit_does_not_find_is_refused_before_anything_runs(
+    folder: Path, script: Path, text: str
+) -> None:
+    """The verdict of minutes of captures is not lost for it."""
+    done = fit(folder, "--assert", text, "--out", folder / "refused", script, "--width", 32)
+    assert done.code == 2
+    assert "it finds reserved, allocated, held, headroom" in done.err.replace("\n", " ")
+    assert not (folder / "refused").exists()
+
+
 def test_what_does_not_fit_ends_with_4(script: Path, tmp_path: Path) -> None:
     """And says what holds the memory, and where in the program."""
     done = fit(tmp_path, script, "--eat", 100)

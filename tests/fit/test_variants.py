@@ -18,10 +18,12 @@ from prismscale.fit.variants import Change, changed
         ("--offset -3 --pp 4", "--offset 2", "--pp 4 --offset 2"),
         ("--compile --pp 4", "--no-compile", "--pp 4 --no-compile"),
         ("file.toml --pp 4", "other", "file.toml --pp 4 other"),
+        ("--tp 2 file.toml", "--tp 4", "file.toml --tp 4"),
+        ("--name base model.tp=2 steps=5", "--name big", "model.tp=2 steps=5 --name big"),
     ],
 )
 def test_an_option_takes_the_place_of_itself(given: str, change: str, expected: str) -> None:
-    """With all its values, in either spelling; others stay."""
+    """With all its values, in either spelling; other options and words stay."""
     assert changed(given.split(), change.split()) == tuple(expected.split())
 
 

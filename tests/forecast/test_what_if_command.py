@@ -16,7 +16,7 @@ from prismscale.durations.scenario import Scenario
 from prismscale.errors import UsageError
 from prismscale.forecast.recording import Changes, load_recording
 from prismscale.graph.io import save_graph
-from prismscale.report.folder import write_report
+from prismscale.report.folder import read_results, write_report
 from prismscale.runfolder import RunFolder
 from support.forecast_jobs import forecast_app, invoke, recorded_run, small_graph
 from support.jobs import pipeline_job
@@ -108,6 +108,8 @@ def test_an_import_answers_with_its_own_steps(app: typer.Typer, tmp_path: Path) 
     invoke(app, "what-if", folder, "kernel=forward.* x3", *FEW)
     found = section(folder)
     assert found["after"]["step_ns"] > 1.2 * found["before"]["step_ns"]
+    with pytest.raises(UsageError, match="holds an import, and no run"):
+        read_results(RunFolder(root=folder))
     with pytest.raises(UsageError, match="with --cluster"):
         load_recording(folder, changes=Changes(what_ifs=("link=nvlink x2",)))
     for shared in ("links=shared", "compute=shared"):

@@ -183,14 +183,14 @@ def test_send_and_receive_share_an_arrow(timeline: Timeline, tmp_path: Path) -> 
 
 
 def test_bounded_trace_says_what_it_lacks(timeline: Timeline, tmp_path: Path) -> None:
-    """A trace over the limit ends at one time for all ranks, and says so twice."""
+    """A trace over the limit begins at one time for all ranks, and says so twice."""
     whole = write_perfetto(tmp_path / "whole", {"p": timeline})
     part = write_perfetto(tmp_path / "part", {"p": timeline}, max_slices=40)
 
     assert whole.left_out == 0
     assert part.slices <= 40
     assert part.slices + part.left_out == whole.slices
-    assert all(s.start < part.until_ns for s in read_slices(tmp_path / "part"))
+    assert all(s.start > part.after_ns for s in read_slices(tmp_path / "part"))
     assert notes(tmp_path / "whole") == []
     assert notes(tmp_path / "part") == [part.sentence()]
 

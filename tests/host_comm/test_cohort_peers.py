@@ -174,7 +174,14 @@ from marker import step_ends
 
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
+pair = dist.new_group([0, 1])
 for step in range(5):
+    if rank < 2:
+        # Messages first, and at once a collective of the same two.
+        first = [dist.isend(torch.ones(1), 1 - rank, group=pair) for _ in range(2)]
+        dist.all_reduce(torch.ones(1), group=pair)
+        for work in [dist.irecv(torch.empty(1), 1 - rank, group=pair) for _ in range(2)] + first:
+            work.wait()
     sent = [dist.isend(torch.tensor([x]), (rank + 1) % 3) for x in (rank + 0.0, rank + 10.0)]
     met = torch.empty(2)
     received = [dist.irecv(met[i : i + 1], (rank - 1) % 3) for i in range(2)]

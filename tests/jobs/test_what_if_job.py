@@ -159,6 +159,9 @@ def test_every_command_has_the_same_step(folder: Path) -> None:
     assert found["step_ns"] == after
     assert found["step_without_ns"] == step_of(folder)
     assert [e["text"] for e in found["what_ifs"]] == list(texts[1::2])
+    # A section of a forecast goes into the page of a run whose what-if adds edges to the graph.
+    done = prismscale("forecast", folder / "run-hoped", "--draws", 2)
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize(

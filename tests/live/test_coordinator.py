@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,12 +15,13 @@ from prismscale.cost.collective import CollectiveModel, collective_model
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.source import NEVER
+from prismscale.errors import UsageError
 from prismscale.graph.assembly.assemble import assemble
 from prismscale.graph.assembly.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.node import NodeKind
+from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.live.coordinator.core import Coordinator
-from prismscale.live.coordinator.wire import Message, MessageKind
+from prismscale.live.coordinator.wire import UNCOVERED_ID_BASE, Message, MessageKind, Wire
 from prismscale.sim.program import compile_job
 from prismscale.sim.timeline import RankTimeline, simulate
 from support.jobs import mesh_groups
@@ -38,7 +40,7 @@ class Mailbox:
     def __init__(self) -> None:
         self.messages: list[Message] = []
 
-    def send(self, message: Message) -> None:
+    def post(self, message: Message) -> None:
         """Keep."""
         self.messages.append(message)
 
@@ -148,6 +150,41 @@ def test_two_live_ranks_wait_for_each_other() -> None:
     made.handle(1, Message(MessageKind.ARRIVE, first, 5_000_000))
     assert boxes[0].released() == boxes[1].released()
     assert boxes[0].released()[first] > 5_000_000
+
+
+@pytest.mark.parametrize("ranks", [[3, 7], list(range(8))])
+def test_a_group_that_the_graph_lacks_is_answered_by_its_ranks(ranks: list[int]) -> None:
+    """An evaluation may make groups after the captured steps."""
+    made, boxes = coordinator(job((3,)), (3,))
+    text = {"op": "all_reduce", "n_bytes": 1 << 20, "group_index": 99, "ranks": ranks}
+    made.handle(3, Message(MessageKind.UNCOVERED, UNCOVERED_ID_BASE, 500, text))
+    takes = int(MODEL.duration_ns(CollectiveOp.ALL_REDUCE, 1 << 20, np.array(ranks)[:, None])[0])
+    assert boxes[3].released() == {UNCOVERED_ID_BASE: 500 + takes}
+
+
+def test_a_group_that_the_graph_lacks_and_nobody_names_is_told() -> None:
+    """A device's pacer knows groups by their number alone."""
+    made, _ = coordinator(job((3,)), (3,))
+    text = {"op": "all_reduce", "n_bytes": 8, "group_index": 99}
+    with pytest.raises(UsageError, match="live rank 3 communicates in a group that it made after"):
+        made.handle(3, Message(MessageKind.UNCOVERED, UNCOVERED_ID_BASE, 500, text))
+
+
+def test_who_reads_nothing_yet_holds_up_nobody() -> None:
+    """More answers than a socket takes are kept, and come whole and in order."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours, theirs = (Wire(end) for end in ends)
+    for position in range(5_000):
+        ours.post(Message(MessageKind.RELEASE, position, position * 10))
+    assert ours.has_unsent
+    found: list[Message] = []
+    while len(found) < 5_000:
+        found += theirs.receive(1.0) or ()
+        ours.flush()
+    assert found == [Message(MessageKind.RELEASE, n, n * 10) for n in range(5_000)]
+    assert not ours.has_unsent
+    for end in ends:
+        end.close()
 
 
 def test_a_hung_virtual_rank_is_named_to_those_that_wait() -> None:

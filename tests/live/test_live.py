@@ -291,6 +291,18 @@ def test_a_coordinator_that_is_gone_ends_the_wait(clock: ManualClock, tmp_path: 
         make_hook(clock, wire, tmp_path).communicate([reduce_one()])
 
 
+def test_a_program_that_polls_finds_the_outputs(clock: ManualClock, tmp_path: Path) -> None:
+    """It never waits: when a poll says that it is over, they are there."""
+    hook = make_hook(clock, ScriptedWire(late_ns=100), tmp_path)
+    call = reduce_one(asynchronous=True)
+    call.outputs[0].fill_(1.0)
+    work = hook.communicate([call])
+    assert not work.is_completed()
+    clock.now = 100
+    assert work.is_completed()
+    assert call.outputs[0].item() == WORLD
+
+
 def test_a_call_that_the_capture_lacks_is_told_as_such(clock: ManualClock, tmp_path: Path) -> None:
     """At a step's border: an evaluation that the captured steps did not hold."""
     wire = ScriptedWire(late_ns=10)
@@ -299,5 +311,6 @@ def test_a_call_that_the_capture_lacks_is_told_as_such(clock: ManualClock, tmp_p
     call.op = CollectiveOp.BARRIER
     hook.communicate([call])
     assert [m.kind for m in wire.sent] == [MessageKind.UNCOVERED]
-    assert wire.sent[0].text == {"op": "barrier", "n_bytes": 4, "group_index": 0}
+    told = {"op": "barrier", "n_bytes": 4, "group_index": 0, "ranks": [0, 1, 2, 3]}
+    assert wire.sent[0].text == told
     assert hook.cursor.uncovered == 1

@@ -30,6 +30,21 @@ def test_each_node_adds_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found == {"a": 0.5, "b": 1.0, "c": 1.5}
 
 
+def test_nodes_may_be_checked_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line of one that ends while another is timed stays."""
+
+    def timed_later(device: str) -> float:
+        monkeypatch.setattr(check, "check_seconds", lambda device: 1.0)
+        run(tmp_path / "h.csv", "--name", "other")
+        return 2.0
+
+    monkeypatch.setattr(check, "check_seconds", timed_later)
+    run(tmp_path / "h.csv", "--name", "this")
+    assert {n.name for n in read_nodes(tmp_path / "h.csv")} == {"this", "other"}
+
+
 def test_this_machine_can_be_checked() -> None:
     """A matrix product takes time."""
     assert check.check_seconds("cpu") > 0

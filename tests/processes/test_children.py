@@ -107,6 +107,16 @@ def test_the_reaper_ends_only_what_is_still_listed(tmp_path: Path) -> None:
     assert not left.exists()
 
 
+@pytest.mark.parametrize("left", ["open('/dev/null')", "None", "object()"])
+def test_a_program_may_leave_any_standard_output(left: str) -> None:
+    """Closed, none, or without ``flush``: its end is no failure, and its error is kept."""
+    code = (
+        "import sys; from prismscale.processes.children import end_now; "
+        f"sys.stdout = sys.stderr = {left}; getattr(sys.stdout, 'close', str)(); end_now(0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """Before anything is started."""
     (tmp_path / "logs").write_text("in the way")

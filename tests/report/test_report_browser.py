@@ -13,6 +13,34 @@ from support.browser import open_page
 from support.report_job import report_run
 
 PROBE = """<script>
+/* What the search holds after a drag, then after a click on each bar that the pointer finds. */
+function clicks(canvas) {
+  const field = document.querySelector("nav input"), width = canvas.clientWidth;
+  const send = (kind, x, y) => {
+    const box = canvas.getBoundingClientRect();  // a click scrolls the page
+    const at = { clientX: box.left + x, clientY: box.top + y, pointerId: 1 };
+    canvas.dispatchEvent(new PointerEvent(kind, at));
+  };
+  canvas.setPointerCapture = () => {};
+  const shown = () => [...document.querySelectorAll("main table tbody tr:not([hidden])")].length;
+  const found = [];
+  for (let x = 5; x < width; x += 7) {
+    send("pointerdown", x, 50);
+    send("pointerup", x, 50);
+    send("click", x, 50);
+    found.push([field.value || document.querySelector("nav output").textContent, shown()]);
+  }
+  dispatchEvent(new CustomEvent("search-for", { detail: "stage 0" }));
+  const named = [field.value, shown()];
+  field.value = "";
+  send("pointerdown", 300, 50);
+  send("pointermove", 250, 50);
+  send("pointerup", 250, 50);
+  send("click", 250, 50);
+  const dragged = field.value;
+  field.dispatchEvent(new Event("input"));
+  return { found, named, dragged };
+}
 addEventListener("load", () => setTimeout(() => {
   const count = (what) => document.querySelectorAll(what).length;
   const canvas = document.querySelector(".timeline canvas");
@@ -31,8 +59,10 @@ addEventListener("load", () => setTimeout(() => {
   const some = rows();
   field.value = "";
   field.dispatchEvent(new Event("input"));
+  const clicked = clicks(canvas);
   document.documentElement.dataset.probe = JSON.stringify({
     searched: [whole, some, none, rows()],
+    clicked: clicked,
     heard: heard,
     requests: performance.getEntriesByType("resource").map((e) => e.name),
     bars: count("#plot-steps .bars .point path"),
@@ -77,6 +107,15 @@ def test_a_search_shows_the_rows_that_hold_its_words(seen: dict[str, Any]) -> No
     """Of all tables; none where no row does, and all again without words."""
     whole, some, none, again = seen["searched"]
     assert whole == again > some > none == 0
+
+
+def test_a_click_on_a_bar_searches_and_never_empties_the_page(seen: dict[str, Any]) -> None:
+    """For its phase or group, and says so if no row names it; a drag searches for nothing."""
+    clicked = seen["clicked"]
+    assert "no row says “forward”" in {said for said, _ in clicked["found"]}
+    assert all(rows > 0 for _, rows in clicked["found"])
+    assert clicked["named"] == ["stage 0", 1]
+    assert clicked["dragged"] == ""
 
 
 def test_timeline_is_drawn_and_explains_itself(seen: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prismscale.analysis.answers import Answers, MemoryFit, meant
@@ -58,6 +58,8 @@ _FIGURES: dict[str, tuple[dict[str, float], Callable[[Known], float | None]]] = 
     "bubble": (_SHARES, _of_run(lambda found: found.bubble)),
 }
 _OF_GROUPS = ("hidden", "exposed")
+OF_MEMORY = ("reserved", "allocated", "held", "headroom")
+"""Figures that are known where only memory is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,11 +76,16 @@ class Assertion:
     unit: str
 
     @staticmethod
-    def parse(text: str) -> Assertion:
+    def parse(text: str, *, among: Sequence[str] = ()) -> Assertion:
         """Parse one condition.
 
+        Args:
+            text: ``figure comparison limit``.
+            among: the figures that the command finds; empty: all.
+
         Raises:
-            UsageError: ``text`` is no condition, or its figure or unit does not exist.
+            UsageError: ``text`` is no condition, or its figure or unit does not exist, or the
+                command does not find the figure.
         """
         found = _FORM.fullmatch(text)
         names = [*_FIGURES, *(f"{name}(GROUP)" for name in _OF_GROUPS)]
@@ -91,6 +98,11 @@ class Assertion:
         if (figure in _OF_GROUPS) != bool(group) or figure not in (*_FIGURES, *_OF_GROUPS):
             raise UsageError(
                 f"--assert {text!r}: there is no such figure; {did_you_mean(figure, names)}"
+            )
+        if among and figure not in among:
+            raise UsageError(
+                f"--assert {text!r}: this command does not find {figure}; it finds "
+                f"{', '.join(among)}"
             )
         units = _SHARES if group else _FIGURES[figure][0]
         if unit not in units:

@@ -112,7 +112,8 @@ def steps(
         CalibratedStep(
             name=str(run.folder),
             measured_ns=measured_ns,
-            modelled_ns=run.median_ns,
+            # Without the factors of a cluster that was calibrated before.
+            modelled_ns=run.with_factors(1.0, 1.0),
             # As run and forecast show it on the cluster that was written.
             calibrated_ns=step_spread(run.folder, changes=Changes(cluster=str(out))).p50_ns,
         )

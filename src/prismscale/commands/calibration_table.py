@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
 from prismscale.forecast.step_calibration import STEP_ERROR, StepCalibration
@@ -38,10 +37,10 @@ def print_calibration(
     numbers = [Column(head, justify="right") for head in HEADS[1:]]
     table = Table(Column(HEADS[0], overflow="fold"), *numbers)
     for step in steps:
-        table.add_row(*(escape(cell) for cell in step_cells(step)))
+        table.add_row(*step_cells(step))
     console.print(table)
     for line in lines(found, steps):
-        console.print(escape(line), soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def step_cells(step: CalibratedStep) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ def kineto(
     else:
         timeline = simulate(graph, base.durations, steps=base.steps, ranks=chosen)
     paths = write_kineto(
-        graph, timeline, out, steps=steps, prefix=prefix, kernels=_kernels(run, recording)
+        graph, timeline, out, steps=steps, prefix=prefix, kernels=_kernels(run, recording, cluster)
     )
     terminal().print(
         f"{len(paths)} ranks written: {out}; a step of {timeline.step_ns / 1e6:,.3f} ms",
@@ -139,15 +139,16 @@ def tensorboard(
     )
 
 
-def _kernels(run: Path, recording: Recording) -> Kernels:
+def _kernels(run: Path, recording: Recording, cluster: str | None) -> Kernels:
     """What stretches of a null run's work are made of; nothing where the run kept no launches."""
     folder = RunFolder(root=run)
     if not recording.is_captured or not folder.scenario.is_file():
         return no_kernels
-    scenario = Scenario.load(folder.scenario)
-    if scenario.kernel_costs is None or not (run / scenario.captures).is_dir():
+    own = Scenario.load(folder.scenario)
+    if own.kernel_costs is None or not (run / own.captures).is_dir():
         return no_kernels
-    known = NodeKernels(recosting=Alteration(scenario=scenario, root=run).recosting)
+    alteration = Alteration(scenario=own.changed(cluster=cluster), root=run, stored=own)
+    known = NodeKernels(recosting=alteration.recosting)
     return lambda rank_class, node: known.of(rank_class.trace, node)
 
 

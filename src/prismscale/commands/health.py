@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from prismscale.errors import FormatError, UsageError
-from prismscale.files import write_text
+from prismscale.files import locked, write_text
 from prismscale.progress import terminal
+from prismscale.report.units import counted
 from prismscale.typed_files import text_of
 
 HEADER = ("node", "seconds")
@@ -27,15 +28,18 @@ def health(
     # torch is imported by the commands that need it alone.
     from prismscale.measure.node_speed import check_seconds
 
-    known = _read(out)
+    _read(out)  # a file that is no such list is refused before anything is timed
     node = name or platform.node()
-    known[node] = check_seconds(device)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([HEADER, *((n, f"{s:.9g}") for n, s in known.items())])
-    write_text(out, text.getvalue())
+    seconds = check_seconds(device)
+    # Nodes may share the file, and end at the same time.
+    with locked(out):
+        known = _read(out) | {node: seconds}
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([HEADER, *((n, f"{s:.9g}") for n, s in known.items())])
+        write_text(out, text.getvalue())
     terminal().print(
-        f"{node}: {known[node] * 1e3:,.3f} ms; {len(known)} nodes in {out}", soft_wrap=True
+        f"{node}: {seconds * 1e3:,.3f} ms; {counted(len(known), 'node')} in {out}", soft_wrap=True
     )
 
 

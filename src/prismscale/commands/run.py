@@ -23,7 +23,7 @@ from prismscale.commands.verdicts.answer_options import (
     emit,
 )
 from prismscale.config import JobConfig
-from prismscale.errors import StuckError, UnmetError
+from prismscale.errors import StuckError, UnmetError, UsageError
 from prismscale.forecast.draws.executor import LocalProcesses
 from prismscale.progress import TerminalReporter, terminal
 from prismscale.report.markdown import answers_markdown
@@ -63,7 +63,12 @@ def run(
     if not verdicts.owns_output:
         print_summary(result, console, folder)
     found = None if result.hung else answers(result)
-    unmet = failures(verdicts.asserted, Known(fit=found.fit, answers=found)) if found else []
+    # Told before an assertion is refused: what a run found is not lost for a name that is wrong.
+    try:
+        unmet = failures(verdicts.asserted, Known(fit=found.fit, answers=found)) if found else []
+    except UsageError:
+        _tell(result, found, [], verdicts)
+        raise
     _tell(result, found, unmet, verdicts)
     if found is None:
         raise StuckError(_hang_text(config, result, folder))

@@ -53,15 +53,17 @@ class Change:
 def changed(arguments: Sequence[str], change: Sequence[str]) -> tuple[str, ...]:
     """Return ``arguments`` with the options of ``change`` appended.
 
-    Earlier occurrences of the same options are removed. ``--no-x`` also removes ``--x``, and the
-    other way round."""
+    Earlier occurrences of the same options are removed, each with as many values as it has in
+    ``change`` and with further numbers after a number: other words are the program's own, such as
+    overrides of a configuration. ``--no-x`` also removes ``--x``, and the other way round.
+    """
     kept = list(arguments)
     for option, values in _options(change):
         if not option:
             kept += values
             continue
         for name in {option, _opposite(option)}:
-            kept = _without(kept, name, takes_value=bool(values))
+            kept = _without(kept, name, n_values=len(values))
         kept += [option, *values]
     return tuple(kept)
 
@@ -80,7 +82,7 @@ def _options(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def _without(words: list[str], option: str, *, takes_value: bool) -> list[str]:
+def _without(words: list[str], option: str, *, n_values: int) -> list[str]:
     kept: list[str] = []
     place = 0
     while place < len(words):
@@ -91,7 +93,10 @@ def _without(words: list[str], option: str, *, takes_value: bool) -> list[str]:
         if word != option:
             kept.append(word)
             continue
-        while takes_value and place < len(words) and not _is_option(words[place]):
+        first, stop = place, place + n_values
+        while n_values and place < len(words) and not _is_option(words[place]):
+            if place >= stop and not (_is_number(words[first]) and _is_number(words[place])):
+                break
             place += 1
     return kept
 

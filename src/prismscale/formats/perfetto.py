@@ -51,15 +51,15 @@ class Written:
     slices: int
     left_out: int
     """Slices that did not fit into ``max_slices``."""
-    until_ns: int | None
-    """If slices were left out, the file holds only those that begin before this time. Else None."""
+    after_ns: int | None
+    """If slices were left out, the file holds only those that begin after this time. Else None."""
 
     def sentence(self) -> str:
         """Return one line for the user that says what was left out."""
         if not self.left_out:
             return f"all {self.slices:,} slices"
-        after = f"{(self.until_ns or 0) / 1e6:,.3f} ms"
-        return f"{self.left_out:,} slices that begin at {after} or later were left out"
+        after = f"{(self.after_ns or 0) / 1e6:,.3f} ms"
+        return f"{self.left_out:,} slices that begin at {after} or earlier were left out"
 
 
 def write_perfetto(
@@ -75,7 +75,8 @@ def write_perfetto(
     Args:
         path: usually ``….perfetto-trace``; about 100 bytes a slice.
         timelines: by title; titles are shown if there are several.
-        max_slices: if more would be needed, the trace ends early, at the same time for all ranks.
+        max_slices: if more would be needed, the trace begins later, at the same time for all ranks:
+            reports show the last steps.
         annotate: gives further arguments of a node.
         curves: curves over one step, by rank; drawn in each step of that rank.
 
@@ -91,14 +92,14 @@ def write_perfetto(
         for kept in timeline.ranks.values()
     ]
     rows.sort(key=lambda row: row.kept.rank)
-    until_ns, total = _window(rows, max_slices)
+    after_ns, total = _window(rows, max_slices)
     with atomic_write(path) as file:
         writer = _Writer(file, _flows(rows), annotate)
         for pid, row in enumerate(rows, start=1):
-            writer.rank(row, pid, until_ns, titled=len(timelines) > 1)
+            writer.rank(row, pid, after_ns, titled=len(timelines) > 1)
             for curve in row.curves((curves or {}).get(row.kept.rank, ())):
-                writer.curve(curve, pid, until_ns)
-        written = Written(slices=writer.slices, left_out=total - writer.slices, until_ns=until_ns)
+                writer.curve(curve, pid, after_ns)
+        written = Written(slices=writer.slices, left_out=total - writer.slices, after_ns=after_ns)
         writer.note(written)
     return written
 
@@ -156,7 +157,7 @@ class _Row:
 
 
 def _window(rows: list[_Row], max_slices: int) -> tuple[int | None, int]:
-    """Return the time from which slices are left out (None: none are), and their total number."""
+    """Return the time until which slices are left out (None: none are), and their total number."""
     begins = [np.zeros(0, dtype=np.int64)]
     for row in rows:
         start, ready = row.kept.start_ns_N, row.ready_times()
@@ -164,7 +165,8 @@ def _window(rows: list[_Row], max_slices: int) -> tuple[int | None, int]:
     begin = np.concatenate(begins)
     if len(begin) <= max_slices:
         return None, len(begin)
-    return int(np.partition(begin, max_slices)[max_slices]), len(begin)
+    last = len(begin) - max_slices - 1
+    return int(np.partition(begin, last)[last]), len(begin)
 
 
 def _flows(rows: Iterable[_Row]) -> dict[InstanceKey, int]:
@@ -198,8 +200,8 @@ class _Writer:
         """Uuid of each process's track, by pid."""
         self.slices = 0
 
-    def rank(self, row: _Row, pid: int, until_ns: int | None, *, titled: bool) -> None:
-        """Write all nodes of one rank that begin before ``until_ns``."""
+    def rank(self, row: _Row, pid: int, after_ns: int | None, *, titled: bool) -> None:
+        """Write all nodes of one rank that begin after ``after_ns``."""
         name = describe_rank(row.timeline.graph, row.kept.rank)
         process = self._track()
         process.track_descriptor.process.pid = pid
@@ -210,24 +212,23 @@ class _Writer:
         lanes = [_Lane(lane) for lane in trace.lanes]
         arguments: dict[int, Args] = {}
         instances = dict(row.instances())
-        limit = until_ns if until_ns is not None else np.iinfo(np.int64).max
+        limit = after_ns if after_ns is not None else -1
         for x, node, start, ready, end in sorted(row.nodes(), key=lambda n: n[2]):
-            if start >= limit:
-                break
+            if ready <= limit:
+                continue
             track = self._thread(lanes[int(trace.lane_N[node])], pid, start, end)
             label = trace.labels[int(trace.label_N[node])] or "computation"
             if node not in arguments:
                 arguments[node] = self._args(row, node)
             # The prologue is step -1.
             args = {**arguments[node], "step": max(-1, (x - trace.n_prologue) // trace.n_body)}
-            if ready > start:
+            if ready > start > limit:
                 self._slice(track, "waiting", f"wait: {label}", start, ready, args)
-            if ready < limit:
-                category = "communication" if x in instances else "computation"
-                flow = self._flows.get(instances[x]) if x in instances else None
-                self._slice(track, category, label, ready, end, args, flow)
+            category = "communication" if x in instances else "computation"
+            flow = self._flows.get(instances[x]) if x in instances else None
+            self._slice(track, category, label, ready, end, args, flow)
 
-    def curve(self, curve: Curve, pid: int, until_ns: int | None) -> None:
+    def curve(self, curve: Curve, pid: int, after_ns: int | None) -> None:
         """Write a counter of one rank."""
         track = self._track()
         descriptor = track.track_descriptor
@@ -236,8 +237,8 @@ class _Writer:
         descriptor.counter.unit_name = curve.unit
         self._builder.write_packet(track)
         for time_ns, value in zip(curve.time_ns_P.tolist(), curve.value_P.tolist(), strict=True):
-            if until_ns is not None and time_ns >= until_ns:
-                break
+            if after_ns is not None and time_ns <= after_ns:
+                continue
             packet = self._event(descriptor.uuid, TrackEvent.TYPE_COUNTER, time_ns)
             packet.track_event.counter_value = value
             self._builder.write_packet(packet)
@@ -248,7 +249,7 @@ class _Writer:
         packet.track_descriptor.name = "prismscale"
         self._builder.write_packet(packet)
         if written.left_out:
-            event = self._event(NOTES_UUID, TrackEvent.TYPE_INSTANT, written.until_ns or 0)
+            event = self._event(NOTES_UUID, TrackEvent.TYPE_INSTANT, written.after_ns or 0)
             event.track_event.name = written.sentence()
             self._builder.write_packet(event)
 

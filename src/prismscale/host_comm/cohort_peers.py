@@ -103,13 +103,15 @@ class CohortLoad:
             collective = replace(collective, root=ranks.index(peer))
         name = f"{self._instances.group(collective.group.group_index)}.{'-'.join(map(str, ranks))}"
         if op.is_p2p and (meeting := self._meeting(name, ranks)) is not None:
-            return MeetingWork(meeting, partial(PeerWork, self, collective, entry))
+            return meeting.work(partial(PeerWork, self, collective, entry))
         return PeerWork(self, collective, entry, self._context(name, ranks))
 
     def _context(self, name: str, ranks: tuple[int, ...]) -> Any:
         """The context of ``ranks``, which they make together at its first use."""
         if name not in self._contexts:
-            self._contexts[name] = self._connected(name, ranks)
+            meeting = self._meetings.get(name)
+            context = meeting.context() if meeting else self._connected(name, ranks)
+            self._contexts[name] = context
         return self._contexts[name]
 
     def _meeting(self, name: str, ranks: tuple[int, ...]) -> Meeting | None:
@@ -120,13 +122,13 @@ class CohortLoad:
         """
         if name in self._contexts:
             return None
-        meeting = self._meetings.get(name)
-        if meeting is None:
-            meeting = self._meetings[name] = Meeting(partial(self._connected, name, ranks))
-        elif meeting.is_over():
-            self._contexts[name] = meeting.context()
-            return None
-        return meeting
+        if name not in self._meetings:
+            self._meetings[name] = Meeting(partial(self._connected, name, ranks))
+        meeting = self._meetings[name]
+        if not meeting.is_over():
+            return meeting
+        self._contexts[name] = meeting.context()
+        return None
 
     def _connected(self, name: str, ranks: tuple[int, ...]) -> Any:
         store = PrefixStore(name, FileStore(str(self._folder / "rendezvous")))
@@ -213,20 +215,26 @@ class Meeting:
         # One thread: messages between two ranks start in the order in which they were issued.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="meeting")
         self._context = self._thread.submit(connected)
-        self._last: Future[Any] = self._context
+        self._works: list[MeetingWork] = []
+
+    def work(self, make: Callable[[Any], PeerWork]) -> MeetingWork:
+        """A message, which ``make`` makes with the context."""
+        work = MeetingWork(self, make)
+        self._works.append(work)
+        return work
 
     def then(self, call: Callable[[Any], PeerWork]) -> Future[PeerWork]:
         """Call with the context when the ranks have connected."""
-        self._last = work = self._thread.submit(lambda: call(self._context.result()))
-        return work
+        return self._thread.submit(lambda: call(self._context.result()))
 
     def is_over(self) -> bool:
-        """Whether the ranks have connected and all messages until then have started."""
-        return self._last.done()
+        """Whether the ranks have connected and all their messages so far have started."""
+        return self._context.done() and all(work.has_started() for work in self._works)
 
     def context(self) -> Any:
-        """The context, and no thread any more."""
-        self._thread.shutdown()
+        """Wait for the ranks to connect, and for messages that were issued to start."""
+        for work in self._works:
+            work.await_start()
         return self._context.result()
 
 
@@ -235,6 +243,7 @@ class MeetingWork:
 
     def __init__(self, meeting: Meeting, make: Callable[[Any], PeerWork]) -> None:
         self._meeting, self._make = meeting, make
+        self._begun: Future[PeerWork] | None = None
 
     def begin(self) -> None:
         """Let the message start when the ranks have connected: only then has this one arrived."""
@@ -245,17 +254,28 @@ class MeetingWork:
         work.begin()
         return work
 
+    def has_started(self) -> bool:
+        """Whether gloo has the message."""
+        return self._begun is not None and self._begun.done()
+
+    def await_start(self) -> PeerWork | None:
+        """Wait until gloo has the message; None if it has not begun."""
+        return None if self._begun is None else self._begun.result()
+
     def wait(self) -> None:
         """Wait until it is over."""
-        self._begun.result().wait()
+        if (work := self.await_start()) is not None:
+            work.wait()
 
     def is_over(self) -> bool:
         """Whether it has started and is over."""
-        return self._begun.done() and self._begun.result().is_over()
+        work = self.await_start() if self.has_started() else None
+        return work is not None and work.is_over()
 
     def waited(self, since_issue: bool) -> None:
         """Note the end."""
-        self._begun.result().waited(since_issue)
+        if (work := self.await_start()) is not None:
+            work.waited(since_issue)
 
 
 class CombinedWork:

@@ -33,8 +33,9 @@ class Exchange:
     rank: int
     live: frozenset[int]
     """All live ranks of the job."""
-    patience_s: float = 60.0
-    """How long to wait for a contribution that the coordinator does not announce."""
+    patience_s: float = 600.0
+    """How long to wait for a contribution that the coordinator does not announce: as long as
+    NCCL's groups do. The writer may save a checkpoint before."""
 
     def peers(self, collective: Collective) -> list[int]:
         """Other live ranks that take part in ``collective`` (for send and recv: the peer)."""

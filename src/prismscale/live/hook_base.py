@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import time  # by name: a program's ``time`` may be logical
 from typing import NamedTuple
 
 import psutil
@@ -79,7 +79,7 @@ class LiveHookBase(ABC):
     def count(self, batch: Sequence[Collective]) -> None:
         """Count the communications of ``batch``. The first call ends the program's boot."""
         if self.communications == 0:
-            self.boot_s = time.time() - psutil.Process().create_time()
+            self.boot_s = time() - psutil.Process().create_time()
         self.communications += len(batch)
 
 

@@ -119,7 +119,14 @@ class LiveHook(LiveHookBase):
             # host_comm/compute_clock.py.
             self._complete(pending, self.clock.now_ns() - waiting_ns())
 
-        work = in_flight(batch, wait, lambda: self._is_done(pending))
+        def is_over() -> bool:
+            over = self._is_done(pending)
+            # A program that finds it completed reads the outputs without a wait.
+            if over:
+                work.wait()
+            return over
+
+        work = in_flight(batch, wait, is_over)
         self._go(now)
         # This counts as the program's time, because a real enqueue takes as long.
         pending.share.begin()
@@ -145,6 +152,7 @@ class LiveHook(LiveHookBase):
                 "op": collective.op.spelling,
                 "n_bytes": collective.n_bytes,
                 "group_index": collective.group.group_index,
+                "ranks": _taking_part(collective),
             }
             self.wire.send(Message(MessageKind.UNCOVERED, position, now, text))
         else:
@@ -279,10 +287,15 @@ class LiveHook(LiveHookBase):
 
     def _is_done(self, pending: Pending) -> bool:
         self._read(0.0)
-        ends = [self._ends.get(p) for p in pending.positions]
+        if not self._has_ends(pending):
+            return False
         now = self.clock.now_ns()
         has_come = pending.transfer is None or pending.transfer.is_over()
-        return has_come and all(end is not None and end <= now for end in ends)
+        return has_come and all(self._ends[p] <= now for p in pending.positions)
+
+    def _has_ends(self, pending: Pending) -> bool:
+        """Whether the coordinator has told when all of it ends."""
+        return all(p in self._ends for p in pending.positions)
 
     def _end_of(self, position: int) -> int:
         while position not in self._ends:
@@ -301,3 +314,12 @@ class LiveHook(LiveHookBase):
                 text = message.text or {}
                 raise StuckError(str(text.get("summary", "the communication never ends")))
         return bool(messages)
+
+
+def _taking_part(collective: Collective) -> list[int]:
+    """Global ranks of a communication, a message's source first."""
+    group = collective.group
+    if not collective.op.is_p2p:
+        return list(group.ranks)
+    ends = [group.ranks[group.group_rank], group.ranks[collective.root]]
+    return ends if collective.op == CollectiveOp.SEND else ends[::-1]

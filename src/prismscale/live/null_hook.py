@@ -22,6 +22,9 @@ from prismscale.live.exchange import Exchange
 from prismscale.live.hook_base import StepEnd
 from prismscale.live.host_hook import LiveHook, Pending
 
+POLL_NS = 1000
+"""Host time of a query; ``Device::query`` in ``csrc/device.cpp`` takes the same."""
+_POLL_S = 0.001
 COMPUTING = 0
 """The default stream of a device, on which programs compute."""
 
@@ -49,6 +52,10 @@ class NullClock:
     def block_host_until(self, end_ns: int) -> None:
         """Block the host until ``end_ns``, in logical time."""
         self._library.ps_host_waits_until(end_ns + self._origin_ns)
+
+    def polled(self) -> None:
+        """Let the host spend what a query takes: a loop that polls must come to an end."""
+        self._library.ps_advance_host(POLL_NS)
 
     def communicates(self) -> None:
         """Let the host issue a communication to the current stream."""
@@ -119,6 +126,16 @@ class NullLiveHook(LiveHook):
     def step_ended(self) -> None:
         """Note the end of a steady step. The coordinator does not follow this machine's speed."""
         self._steps.append(StepEnd(self.clock.now_ns(), self.waited_ns, self.lag_ns))
+
+    def _is_done(self, pending: Pending) -> bool:
+        if super()._is_done(pending):
+            return True
+        if self._has_ends(pending):
+            self.clock.polled()
+        else:
+            # Logical time stands still until the coordinator knows the end.
+            self._read(_POLL_S)
+        return False
 
     def _complete(self, pending: Pending, began: int) -> None:
         # Entered again, because the program itself calls the wait of an asynchronous call.

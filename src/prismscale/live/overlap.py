@@ -9,6 +9,7 @@ import numpy as np
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
 from prismscale.host_comm.transport import COMPUTES_NS
+from prismscale.live.coordinator.wire import UNCOVERED_ID_BASE
 
 
 class Overlap:
@@ -37,7 +38,8 @@ class Overlap:
         True for a communication that the trace does not know.
         """
         return any(
-            self._beside_ns.get(self._trace.template(p), COMPUTES_NS) >= COMPUTES_NS
+            p >= UNCOVERED_ID_BASE
+            or self._beside_ns.get(self._trace.template(p), COMPUTES_NS) >= COMPUTES_NS
             for p in positions
         )
 

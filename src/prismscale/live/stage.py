@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import termios
 import threading
@@ -150,6 +151,8 @@ class LiveStage:
             save_trace(rank_class.trace, Path(spec.trace))
             path = self.folder / f"live-{rank}.spec.json"
             spec.save(path)
+            # The folder may be of an earlier run of the same command, which failed.
+            spec.error_path.unlink(missing_ok=True)
             program = Program(
                 name=str(rank),
                 module=LiveSpec.PROCESS,
@@ -222,26 +225,40 @@ class LiveStage:
 @contextmanager
 def _terminal_kept() -> Iterator[None]:
     """Restore the terminal: a debugger that ends while it reads a line leaves it without echo."""
-    if not sys.stdin.isatty():
+    # A process without a standard input has no file there.
+    if sys.stdin is None or not sys.stdin.isatty():
         yield
         return
     before = termios.tcgetattr(sys.stdin)
     try:
         yield
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        if not _is_in_background():
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _is_in_background() -> bool:
+    """Whether the terminal would stop this process for changing it."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp()
+    except OSError:  # it controls no process of this session
+        return False
 
 
 def _follow(child: Child, rank: int, on_line: LogLine) -> threading.Thread:
     """Pass a child's log on line by line until it has ended."""
 
     def read() -> None:
-        with child.log.open(errors="replace") as log:
+        begun = b""
+        with child.log.open("rb") as log:
             while True:
                 # Asked before reading, so that the last output is still read.
                 ended = child.process.returncode is not None
-                for line in log:
-                    on_line(rank, line.rstrip("\n"))
+                *lines, begun = (begun + log.read()).split(b"\n")
+                if ended and begun:
+                    lines.append(begun)
+                for line in lines:
+                    on_line(rank, line.decode(errors="replace"))
                 if ended:
                     return
                 time.sleep(POLL_S)

@@ -7,6 +7,7 @@ ending it ends the session. If we are killed outright, the kernel ends the rank
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import secrets
@@ -220,9 +221,18 @@ def end_now(code: int) -> NoReturn:
     The interpreter's own exit is left out: it would wait for threads and destroy the program's
     objects.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(code)
+
+
+def flush_output() -> None:
+    """Flush what a program has printed, on streams of its own too.
+
+    A stream may be closed, have no ``flush``, or lie on a full disk: none of that is a failure.
+    """
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(Exception):
+            stream.flush()  # type: ignore[union-attr]  # None where a process has no streams
 
 
 def ending(code: int) -> str:

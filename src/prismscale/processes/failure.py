@@ -20,7 +20,7 @@ from prismscale.errors import (
     StuckError,
     UsageError,
 )
-from prismscale.processes.children import Child, ending
+from prismscale.processes.children import Child, ending, flush_output
 
 OURS = str(Path(__file__).parents[1])
 FAILED = 3
@@ -51,12 +51,11 @@ def save_failure(path: Path, rank: int, error: BaseException, *, echo: bool = Tr
             "breakpoint() does nothing, and pdb.set_trace() ends here)"
         )
     body = {"rank": rank, "ours": own, "kind": type(error).__name__}
-    # If the error is a full disk, the log may lie on that disk.
-    with contextlib.suppress(OSError):
+    # If the error is a full disk, the log may lie on that disk; and the program may have closed it.
+    with contextlib.suppress(Exception):
         if echo and not isinstance(error, SystemExit):
             print(text, file=sys.stderr)
-        sys.stderr.flush()
-        sys.stdout.flush()
+    flush_output()
     # Write it whole or not at all, because the parent may look at any time.
     part = path.with_name(f".{path.name}.part")
     try:

@@ -55,7 +55,8 @@ def fit_markdown(result: FitResult, unmet: Sequence[str] = ()) -> str:
         lines += [*unseen, ""]
     if result.given.fullest is not None:
         lines += table([AnswerRow(*row) for row in _kind_rows(result, result.given.fullest)])
-    lines += table([AnswerRow(*row[:3]) for row in _variant_rows(result)][1:])
+    if len(result.variants) > 1:
+        lines += table([AnswerRow(*row[:3]) for row in _variant_rows(result)][1:])
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prismscale.analysis.result import RunResult
+from prismscale.durations.altered import Alteration
 from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.scenario import Scenario
 from prismscale.errors import UsageError
 from prismscale.files import write_json, write_text
 from prismscale.formats.perfetto import Args, write_perfetto
@@ -38,7 +40,7 @@ def write_report(
     write_perfetto(
         folder.trace,
         {"predicted": timeline},
-        annotate=_DurationSource(durations),
+        annotate=_DurationSource(durations, "modelled" if result.device == "null" else "measured"),
         curves=memory_curves(folder, timeline.ranks),
     )
     write_page(folder, result, timeline)
@@ -65,7 +67,11 @@ def read_results(folder: RunFolder) -> RunResult:
         raise UsageError(
             f"{folder.root} holds no finished run; make one with prismscale run --out {folder.root}"
         )
-    return RunResult.from_json(read_json(folder.results), str(folder.results))
+    value = read_json(folder.results)
+    # A forecast of an import adds its section to a file that holds no run.
+    if isinstance(value, dict) and "command" not in value:
+        raise UsageError(f"{folder.root} holds an import, and no run; prismscale run makes one")
+    return RunResult.from_json(value, str(folder.results))
 
 
 def read_run(folder: RunFolder) -> tuple[RunResult, Timeline]:
@@ -76,18 +82,27 @@ def read_run(folder: RunFolder) -> tuple[RunResult, Timeline]:
         FormatError: a file is damaged or of another kind.
     """
     result = read_results(folder)
-    return result, load_timeline(folder.timeline, load_graph(folder.graph))
+    graph = load_graph(folder.graph)
+    if folder.scenario.is_file():
+        # The graph is stored as it was captured; the timeline is of one with the scenario's edges.
+        alteration = Alteration(scenario=Scenario.load(folder.scenario), root=folder.root)
+        graph = alteration.ordered(graph)
+    return result, load_timeline(folder.timeline, graph)
 
 
 class _DurationSource:
-    """Annotates each node of a Perfetto trace with the source of its duration."""
+    """Annotates each node of a Perfetto trace with the source of its duration.
 
-    def __init__(self, durations: GraphDurations) -> None:
-        self._model = type(durations.model).__name__
+    ``computation`` is the source of all computation's.
+    """
+
+    def __init__(self, durations: GraphDurations, computation: str) -> None:
+        self._model, self._computation = type(durations.model).__name__, computation
 
     def __call__(self, rank_class: RankClass, node: int) -> Args:
         trace = rank_class.trace
+        if trace.kind_N[node] == NodeKind.COMPUTE:
+            return {"duration from": self._computation}
         body = node - trace.n_prologue
         measured_ns = trace.body_ns_SB[:, body].max(initial=0) if body >= 0 else 0
-        measured = trace.kind_N[node] == NodeKind.COMPUTE or measured_ns > 0
-        return {"duration from": "measured" if measured else self._model}
+        return {"duration from": "measured" if measured_ns > 0 else self._model}

@@ -112,7 +112,8 @@ class Gantt:
         return {
             "rows": rows,
             "kinds": [k._asdict() for k in self.kinds],
-            "infos": list(self._infos),
+            "infos": [words for _, *words in self._infos],
+            "searches": [search for search, *_ in self._infos],
             "span": max(1, self.end_ns - self.begin_ns),
             "steps": [{"name": n, "end": t - self.begin_ns} for n, t in self.step_end_ns],
         }
@@ -154,10 +155,13 @@ class Gantt:
                 return
             label = trace.labels[int(trace.label_N[nodes[row]])] or "computation"
             known = trace.site_N[nodes[row]] >= 0
-            info = self._info(label, *([trace.site(nodes[row])] if known else []))
+            phase = label.partition(", ")[0]
+            site = [trace.site(nodes[row])] if known else []
+            info = self._info(label, *site, search=phase)
             kind = self._kind("computation", label)
             if end >= NEVER:
-                kind, info = self._kind(WAITING, WAITING), self._info("stopped for ever")
+                kind = self._kind(WAITING, WAITING)
+                info = self._info("stopped for ever", search=phase)
             # As in the breakdown, time that computation on another lane already accounts for is
             # not drawn again. This happens, for example, where a device is behind its host.
             yield from self._mark(0, max(start, clock), end, kind, info)
@@ -202,7 +206,7 @@ class Gantt:
         trace = rank_class.trace
         waits = self._kind(WAITING, WAITING)
         if trace.kind_N[node] == NodeKind.COMPUTE:
-            other = (waits, self._info("waiting for another lane of this rank"))
+            other = (waits, self._info("waiting for another lane of this rank", search="waiting"))
             return other, other
         group_index = int(trace.group_index_N[node])
         name, ranks = (
@@ -213,8 +217,8 @@ class Gantt:
         n_bytes = size(int(trace.bytes_N[node]))
         words = (f"{n_bytes} in {name} of {counted(ranks, 'rank')}", trace.site(node))
         return (
-            (waits, self._info(f"waiting for the other side of {op}", *words)),
-            (self._kind("communication", name), self._info(op, *words)),
+            (waits, self._info(f"waiting for the other side of {op}", *words, search=name)),
+            (self._kind("communication", name), self._info(op, *words, search=name)),
         )
 
     def _mark(self, lane: int, start: int, end: int, kind: int, info: int) -> Iterator[Mark]:
@@ -228,8 +232,9 @@ class Gantt:
         entry = BarKind(name=name, colour=colour, hatched=hatched)
         return self._kinds.setdefault(entry, len(self._kinds))
 
-    def _info(self, *words: str) -> int:
-        return self._infos.setdefault(words, len(self._infos))
+    def _info(self, *words: str, search: str) -> int:
+        """Number of a bar's text; ``search``: what to look for in the tables when it is clicked."""
+        return self._infos.setdefault((search, *words), len(self._infos))
 
     def _thin_out(self, most_marks: int) -> None:
         """Keep only the longest marks if there are too many to draw."""

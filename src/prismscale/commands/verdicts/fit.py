@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from prismscale.analysis.assertions import Assertion, Known, failures
+from prismscale.analysis.assertions import OF_MEMORY, Assertion, Known, failures
 from prismscale.analysis.fit_result import FitResult
 from prismscale.commands.verdicts.answer_options import (
-    Asserted,
     JsonPath,
     MarkdownPath,
     as_json,
@@ -47,7 +46,15 @@ def fit(
             show_default=False,
         ),
     ] = None,
-    asserted: Asserted = None,
+    asserted: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--assert",
+            help=f"Fail unless it holds, for CI: reserved<76GiB; of {', '.join(OF_MEMORY)}; "
+            "repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     json: JsonPath = "",
     markdown: MarkdownPath = "",
     out: Annotated[Path, typer.Option(help="Folder; captures in it are used again.")] = DEFAULT_OUT,
@@ -58,7 +65,7 @@ def fit(
     One rank of each kind of pipeline stage runs on a GPU that is not there. Exit code 0: it fits;
     4: it does not. torchrun's own options may stand before the script.
     """
-    assertions = tuple(Assertion.parse(text) for text in asserted or ())
+    assertions = tuple(Assertion.parse(text, among=OF_MEMORY) for text in asserted or ())
     changes = tuple(Change.parse(text) for text in tried or ())
     alone = is_alone(json, markdown)
     console = terminal(stderr=alone)

@@ -14,14 +14,30 @@ from prismscale.graph.io import load_graph
 from prismscale.live.coordinator.coordinator_spec import CoordinatorSpec
 from prismscale.live.coordinator.core import Coordinator
 from prismscale.live.coordinator.rank_jitter import share_jitter
-from prismscale.live.coordinator.wire import MessageKind, Wire
+from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.processes.children import die_with_parent
 from prismscale.sim.program import compile_job
 from prismscale.typed_files import load_json
 
+_READ = selectors.EVENT_READ
+_READ_WRITE = _READ | selectors.EVENT_WRITE
+
 
 def serve(spec: CoordinatorSpec) -> None:
     """Load the graph, wait for the live ranks, and answer them until they end."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        # Before the graph, which may take minutes: live ranks connect meanwhile.
+        listener.bind(spec.socket)
+        listener.listen(len(spec.live))
+        coordinator = _coordinator(spec)
+        wires = dict(_accept(listener) for _ in range(coordinator.expected))
+    for rank, wire in wires.items():
+        coordinator.join(rank, wire)
+    coordinator.go()
+    _loop(coordinator, wires)
+
+
+def _coordinator(spec: CoordinatorSpec) -> Coordinator:
     graph = load_graph(Path(spec.graph))
     cluster, jitter = Cluster.load(spec.cluster), None
     # Before the durations, because they must come from the graph without the shared jitter.
@@ -34,7 +50,7 @@ def serve(spec: CoordinatorSpec) -> None:
         what_ifs=spec.what_ifs,
     )
     durations = scenario.durations(graph, counted=False)
-    coordinator = Coordinator(
+    return Coordinator(
         compile_job(graph),
         durations,
         durations.model,
@@ -42,14 +58,6 @@ def serve(spec: CoordinatorSpec) -> None:
         follow_speed=spec.follow_speed,
         jitter=jitter,
     )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(spec.socket)
-        listener.listen(coordinator.expected)
-        wires = dict(_accept(listener) for _ in range(coordinator.expected))
-    for rank, wire in wires.items():
-        coordinator.join(rank, wire)
-    coordinator.go()
-    _loop(coordinator, wires)
 
 
 def _accept(listener: socket.socket) -> tuple[int, Wire]:
@@ -67,20 +75,32 @@ def _accept(listener: socket.socket) -> tuple[int, Wire]:
 def _loop(coordinator: Coordinator, wires: dict[int, Wire]) -> None:
     with selectors.DefaultSelector() as selector:
         for rank, wire in wires.items():
-            selector.register(wire, selectors.EVENT_READ, rank)
+            selector.register(wire, _READ, rank)
+        waiting: set[int] = set()
         while not coordinator.finished:
-            for key, _ in selector.select():
+            for key, events in selector.select():
                 rank = int(key.data)
-                try:
-                    messages = wires[rank].read()
-                except OSError:
-                    messages = None
+                messages = _exchanged(wires[rank], events)
                 if messages is None:
-                    selector.unregister(wires[rank])
+                    selector.unregister(wires.pop(rank))
                     coordinator.gone(rank)
                     continue
                 for message in messages:
                     coordinator.handle(rank, message)
+            behind = {rank for rank, wire in wires.items() if wire.has_unsent}
+            for rank in (behind ^ waiting) & wires.keys():
+                selector.modify(wires[rank], _READ_WRITE if rank in behind else _READ, rank)
+            waiting = behind
+
+
+def _exchanged(wire: Wire, events: int) -> list[Message] | None:
+    """Send what was kept for a rank that reads again, and read; None when the rank is gone."""
+    try:
+        if events & selectors.EVENT_WRITE:
+            wire.flush()
+        return wire.read() if events & _READ else []
+    except OSError:
+        return None
 
 
 def main(arguments: list[str]) -> int:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prismscale.cost.collective import CollectiveModel
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.source import NEVER
+from prismscale.errors import UsageError
 from prismscale.graph.job_graph import RankClass
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.coordinator.drift import DriftingDurations, MachineSpeed, captured_compute_ns
@@ -246,15 +249,31 @@ class Coordinator:
     def _uncovered(self, live: LiveRank, message: Message) -> None:
         text = message.text or {}
         op = CollectiveOp[str(text["op"]).upper()]
-        slot = live.rank_class.slots[int(text["group_index"])]
-        column = int(slot.group_M[0])
-        table = self._job.graph.families[slot.family].ranks_KG[:, [column]]
+        table = self._uncovered_ranks(live, text)
         duration = self._model.duration_ns(op, int(text["n_bytes"]), table)
         end = message.time_ns + int(np.max(duration))
         if end >= NEVER:
             self._fault(live, self._hang_text())
         else:
             _send(live, Message(MessageKind.RELEASE, message.position, end))
+
+    def _uncovered_ranks(self, live: LiveRank, text: dict[str, Any]) -> NDArray[np.int64]:
+        """Ranks (``[K, 1]``) of a communication that the graph does not have.
+
+        Raises:
+            UsageError: its group is not in the graph either, and the live rank did not name it.
+        """
+        if "ranks" in text:
+            return np.array(text["ranks"], dtype=np.int64)[:, np.newaxis]
+        index, slots = int(text["group_index"]), live.rank_class.slots
+        if index >= len(slots):
+            raise UsageError(
+                f"live rank {live.rank} communicates in a group that it made after its captured "
+                f"steps (its group {index}): make the group before the training begins, or run "
+                "fewer --steps"
+            )
+        column = int(slots[index].group_M[0])
+        return self._job.graph.families[slots[index].family].ranks_KG[:, [column]]
 
     def _explain(self, live: LiveRank, position: int) -> None:
         """If the communication at ``position`` can never end, tell all live ranks why."""
@@ -283,6 +302,6 @@ def _send(live: LiveRank, message: Message) -> None:
     if live.finished:
         return
     try:
-        live.wire.send(message)
+        live.wire.post(message)
     except OSError:
         live.finished = True

@@ -66,12 +66,26 @@ class Message:
     computed_ns: int = 0
 
 
+def _packed(message: Message) -> bytes:
+    text = json.dumps(message.text).encode() if message.text is not None else b""
+    header = _HEADER.pack(
+        message.kind, message.position, message.time_ns, message.computed_ns, len(text)
+    )
+    return header + text
+
+
 class Wire:
-    """Messages over one stream socket."""
+    """Messages over one stream socket.
+
+    [Note: who reads] The coordinator must not wait for a live rank that computes and reads nothing:
+    other ranks need answers meanwhile, and a rank that sends much before it reads would wait for
+    the coordinator in turn. So the coordinator keeps what does not fit into the socket.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._buffer = bytearray()
+        self._unsent = bytearray()
 
     def fileno(self) -> int:
         """The socket's descriptor, for selectors."""
@@ -88,11 +102,29 @@ class Wire:
 
     def send(self, message: Message) -> None:
         """Send one message; raises OSError when the other side is gone."""
-        text = json.dumps(message.text).encode() if message.text is not None else b""
-        header = _HEADER.pack(
-            message.kind, message.position, message.time_ns, message.computed_ns, len(text)
-        )
-        self.connection.sendall(header + text)
+        self.connection.sendall(_packed(message))
+
+    def post(self, message: Message) -> None:
+        """Send one message, or keep what does not fit now; see [Note: who reads].
+
+        Raises OSError when the other side is gone.
+        """
+        self._unsent += _packed(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was kept, as far as it fits; raises OSError when the other side is gone."""
+        while self._unsent:
+            try:
+                sent = self.connection.send(self._unsent, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            del self._unsent[:sent]
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether messages are kept until they fit."""
+        return bool(self._unsent)
 
     def receive(self, timeout_s: float | None) -> list[Message] | None:
         """Read messages; wait for the first at most ``timeout_s`` (None: for ever).

@@ -17,6 +17,8 @@ from prismscale.live.pacer.shared_words import OPEN, Point, Record, SharedWords
 from prismscale.typed_files import plain
 
 POLL_S = 20e-6
+_LOOKS = 10_000
+"""Polls between two looks at whether the pacer still runs."""
 
 PACER_PROCESS = "prismscale.live.pacer.pacer_process"
 
@@ -90,9 +92,17 @@ class PacerLink:
 
     def await_answer(self, gate: Point) -> None:
         """Block the host until the end of the batch with this gate is known."""
+        asked = 0
         while not self.is_answered(gate):
             time.sleep(POLL_S)
+            asked += 1
+            # A pacer that was killed opens no gate.
+            if asked % _LOOKS == 0 and self._has_ended():
+                self.hear()
         self.check()
+
+    def _has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
 
     def hear(self) -> dict[str, Any]:
         """Wait for the next message of the pacer.
