@@ -141,7 +141,8 @@ class RunFolder:
         """
         for path in (self.results, self.report, self.trace, self.timeline, self.scenario):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self.flight, ignore_errors=True)
+        for made in (self.flight, self.graph, self.periodic):
+            shutil.rmtree(made, ignore_errors=True)
         remove_parts(self.root)
         self.logs.mkdir(parents=True, exist_ok=True)
 

@@ -70,6 +70,7 @@ def test_every_form_is_read(text: str, form: Form) -> None:
         ("link=nvlink", "give it like 'link="),
         ("link=nvlik x2", "did you mean nvlink"),
         ("link=network x0", "above 0"),
+        ("link=network x1e-300", "above 0"),
         ("group=tp network", "give it like 'group="),
         ("group=tp on moon", "allowed: inter_node, intra_node, network, nvlink"),
         ("links=off", "give it like 'links=shared'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from support.runs import prismscale, results, run_job, write_program
@@ -55,3 +56,32 @@ def test_further_ranks_are_checked_for_a_time(tmp_path: Path) -> None:
     said = " ".join(done.out.split())
     assert f"{len(checked)} of 16 ranks ({len(checked) / 16:.1%}".replace("%", " %") in said
     assert "were checked in their first steps" in said
+
+
+FLAG_FIRST = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("cpu:gloo,cuda:nccl")
+weight = torch.nn.Parameter(torch.randn(1024, 1024, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+flag = torch.ones(1)
+for step in range(8):
+    dist.all_reduce(flag)  # comes first
+    (torch.randn(64, 1024, device="cuda") @ weight).sum().backward()
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+"""
+FLAG_LINE = 1 + FLAG_FIRST.splitlines().index("    dist.all_reduce(flag)  # comes first")
+
+
+def test_a_rank_hangs_before_a_step_that_begins_with_a_communication(tmp_path: Path) -> None:
+    """Of the host, on a null device: the engine and the records name the same call."""
+    script, out = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(FLAG_FIRST)
+    told = ("--device", "null", "--world-size", 4, "--hang", "2@step1", "--out", out)
+    hung = prismscale("run", *told, script)
+    assert hung.code == 5
+    assert re.search(rf"wait for rank 2: all_reduce of 4 [^:]*train\.py:{FLAG_LINE}", hung.err)
+    assert "rank 2 did not come to all_reduce of 4 Byte" in hung.err

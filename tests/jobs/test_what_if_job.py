@@ -177,6 +177,16 @@ def test_a_live_rank_takes_the_hoped_for_time(folder: Path, text: str) -> None:
     assert f"What if {text}" in done.out.replace("\n", " ")
 
 
+def test_a_job_that_hangs_is_compared_with_its_whole_step(folder: Path) -> None:
+    """Not with a step that never ends; and what is beside what is that of a whole step."""
+    done = ran(folder, "run-hang", "--hang", "1@step2", "--what-if", "kernel=gemm x0.5")
+    assert done.code == 5, done.err
+    found = results(folder / "run-hang")
+    assert found["step_without_ns"] == step_of(folder)
+    ((effect),) = found["what_ifs"]
+    assert 0 <= effect["share"] < 1
+
+
 def test_effects_count_what_a_step_has(folder: Path) -> None:
     """Six products forward, twelve backward, six again; four all-reduces twice."""
     (products,) = what_if(folder, "kernel=gemm x0.5")["what_ifs"]

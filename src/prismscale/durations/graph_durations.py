@@ -17,6 +17,7 @@ from prismscale.cost.collective import CollectiveModel
 from prismscale.durations.faults import Faults
 from prismscale.durations.samples import NO_MICROBATCH, ClassSamples, StepSamples
 from prismscale.durations.source import NEVER, Duration, scaled, slowed
+from prismscale.errors import UsageError
 from prismscale.graph.channels import ChannelKey, ClassChannels
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
@@ -77,8 +78,10 @@ class GraphDurations:
         if hanging is None:
             return body
         stopped = np.where(hanging, NEVER, 0).astype(np.int64)
-        # A rank that hangs never ends the first node of its step.
-        return [body[0] + stopped, *body[1:]]
+        # A rank that hangs never ends the first computation of its step. A communication has one
+        # duration for all of its group, so that a rank cannot be late in it by itself.
+        first = int(np.argmax(self.graph.classes[class_index].trace.computes_B))
+        return [*body[:first], body[first] + stopped, *body[first + 1 :]]
 
     def _slowed(self, class_index: int, row: int) -> Sequence[Duration]:
         """Return a row of the class's samples, with the factors of its slow members."""
@@ -167,6 +170,11 @@ class GraphDurations:
         steps: dict[int, NDArray[np.bool_]] = {}
         for rank, step in self.faults.hang.items():
             here = rank_class.members_M == rank
+            if here.any() and not rank_class.trace.computes_B.any():
+                raise UsageError(
+                    f"--hang {rank}@step{step}: that rank computes nothing in a step, so it can "
+                    "stop nowhere; name another one"
+                )
             if here.any():
                 steps[step] = steps.get(step, np.zeros(rank_class.size, dtype=bool)) | here
         return steps

@@ -47,9 +47,20 @@ def hoped_job(graph: JobGraph, alteration: Alteration) -> HopedJob:
             "what-if 'compute=shared' with --slow: communications hold multiprocessors while they "
             "wait for slow ranks, on every rank for another time; give one of them"
         )
-    durations = scenario.durations(alteration.graph(graph))
     if not scenario.what_ifs:
+        durations = scenario.durations(alteration.graph(graph))
         return HopedJob(durations=durations, scenario=scenario)
+    if scenario.faults.hang:
+        # What a step takes without a what-if, and what is beside what, is that of a whole step.
+        faults = replace(scenario.faults, hang={})
+        whole = replace(alteration, scenario=replace(scenario, faults=faults))
+        found = hoped_job(graph, whole)
+        return replace(
+            found,
+            durations=replace(found.durations, faults=scenario.faults, sampled=False),
+            scenario=replace(scenario, what_ifs=()),
+        )
+    durations = scenario.durations(alteration.graph(graph))
     plain = replace(alteration, scenario=replace(scenario, what_ifs=()))
     without = plain.scenario.durations(plain.graph(graph))
     step_ns = retime(without).step_ns

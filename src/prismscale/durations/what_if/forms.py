@@ -218,9 +218,9 @@ def _factor(text: str, given: str) -> float:
             f"what-if {given!r}: {text!r} is no number; give a factor such as x0.5"
         ) from error
     # NaN compares as false, so it is refused here, too.
-    if not 0 < factor < MOST_FACTOR:
+    if not 1 / MOST_FACTOR < factor < MOST_FACTOR:
         raise UsageError(
-            f"what-if {given!r}: the factor is {text}; allowed: above 0, below {MOST_FACTOR:,.0f}. "
-            "What costs next to nothing is x0.001"
+            f"what-if {given!r}: the factor is {text}; allowed: above {1 / MOST_FACTOR:f}, below "
+            f"{MOST_FACTOR:,.0f}. What costs next to nothing is x0.001"
         )
     return factor

@@ -42,7 +42,7 @@ void SpanGraph::begin() {
   host_frontier_.clear();
   host_cut_ns_ = host_ns_;
   host_cut_row_ = 0;
-  counts_ = is_labelled_ = false;
+  counts_ = is_labelled_ = step_begins_ = false;
   launch_rows_.clear();
   node_rows_.clear();
   rows_.clear();
@@ -70,6 +70,7 @@ void SpanGraph::close() {
 
 void SpanGraph::step_ended() {
   std::lock_guard<std::mutex> lock(mutex_);
+  step_begins_ = true;
   for (auto& [key, state] : streams_) {
     state.launches = state.at_point = state.room = 0;
     state.points.clear();
@@ -157,7 +158,9 @@ void SpanGraph::host_waits(const Frontier& events) {
 Frontier SpanGraph::issued(int device, int64_t stream, bool by_host) {
   if (!on_) return {};
   std::lock_guard<std::mutex> lock(mutex_);
-  cut_host();
+  // A step that begins with a communication of the host's has the host's beginning before it: where
+  // a rank stops that does not come to it.
+  cut_host(/*even_if_empty=*/by_host && step_begins_);
   Frontier preds = host_frontier_;
   if (by_host) return preds;
   extend(preds, frontier_of(device, stream));
@@ -261,8 +264,9 @@ void SpanGraph::cut(Stream& state) {
   state.frontier = {work, launch};
 }
 
-void SpanGraph::cut_host() {
-  if (host_ns_ == host_cut_ns_) return;
+void SpanGraph::cut_host(bool even_if_empty) {
+  if (host_ns_ == host_cut_ns_ && !even_if_empty) return;
+  step_begins_ = false;
   const int32_t node = append(kHostLane, launch_label_, host_ns_ - host_cut_ns_, host_frontier_);
   node_rows_.push_back({node, host_cut_row_, host_cut_row_, row(), kHostLane, kHost});
   enter(nodes_[static_cast<size_t>(node)], kHostChain, node);

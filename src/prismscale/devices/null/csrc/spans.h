@@ -130,7 +130,7 @@ class SpanGraph {
   void point();
   void make_room(Stream& stream);
   void cut(Stream& stream);
-  void cut_host();
+  void cut_host(bool even_if_empty = false);
   void cut_all();
   bool precedes(int32_t node, int32_t other) const;
   void extend(Frontier& frontier, const Frontier& nodes) const;
@@ -151,6 +151,7 @@ class SpanGraph {
   int32_t host_cut_row_ = 0;  // size of launch_rows_ at host_frontier_
   int32_t work_label_ = 0, launch_label_ = 0;
   bool held_ = true, counts_ = false, is_labelled_ = false;
+  bool step_begins_ = false;  // the host has no span yet since an optimizer call ended
   std::vector<LaunchRow> launch_rows_;
   std::vector<NodeRow> node_rows_;
   std::vector<SpanRow> rows_;
