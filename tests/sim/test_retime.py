@@ -92,3 +92,17 @@ def test_hangs_that_cannot_be_simulated_are_refused(hang: dict[int, int], told: 
     """All steps before a hang are simulated, and infinite times add up."""
     with pytest.raises(UsageError, match=told):
         Faults(hang=hang)
+
+
+def test_nodes_are_kept_from_a_step_on() -> None:
+    """They have the times and positions that they have when all are kept."""
+    graph = joined_job([10, 30, 20], [30, 10, 20])
+    whole, late = (
+        simulate(graph, RecordedDurations(graph), steps=6, ranks=[0, 1], kept_from=kept_from)
+        for kept_from in (0, 4)
+    )
+    assert np.array_equal(late.step_end_ns_TDR, whole.step_end_ns_TDR)
+    for rank, kept in late.ranks.items():
+        n_body = graph.classes[kept.class_index].trace.n_body
+        assert kept.first_position == whole.ranks[rank].first_position + 4 * n_body
+        assert np.array_equal(kept.end_ns_N, whole.ranks[rank].end_ns_N[4 * n_body :])

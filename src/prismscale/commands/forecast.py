@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -121,6 +122,10 @@ def forecast(
     fuse: Fuse = True,
 ) -> None:
     """The step time as a distribution: quantiles, the chance of slow steps, days of training."""
+    if not 0 < quantile < 1:
+        raise UsageError(f"--quantile {quantile}: it lies between 0 and 1")
+    if not 0 < slower < math.inf:
+        raise UsageError(f"--slower {slower}: give a finite factor above 0, for example 1.1")
     console = terminal()
     machines = Machines(
         nodes=nodes,

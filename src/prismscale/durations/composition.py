@@ -57,6 +57,10 @@ def compositions(graph: JobGraph, recosting: Recosting) -> tuple[Composition, ..
 
 
 def _composition(log: LaunchLog, trace: RankTrace, recosting: Recosting) -> Composition:
+    if not log.signatures:
+        # Steps in which a rank only waits or works on its host consist of no kernels.
+        none_BK = np.zeros((trace.n_body, 0))
+        return Composition(kinds=(), share_BK=none_BK, square_BK=none_BK)
     model, recomputes = recosting.model, recosting.recomputes
     device_ns_S, host_ns_S = costs(log, model)
     names, kind_S = np.unique(kinds(log, model), return_inverse=True)

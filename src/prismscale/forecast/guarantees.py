@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -80,10 +81,12 @@ def slowdown_probability(step_ns_D: NDArray[np.int64], factor: float) -> Estimat
     independent steps (Kish's design effect).
 
     Raises:
-        UsageError: there are no draws, or the factor is not positive.
+        UsageError: there are no draws, or the factor is not positive and finite.
     """
-    if step_ns_D.size == 0 or factor <= 0:
-        raise UsageError(f"{step_ns_D.size} draws, factor {factor}: it must be more than 0")
+    if step_ns_D.size == 0 or not 0 < factor < math.inf:
+        raise UsageError(
+            f"{step_ns_D.size} draws, factor {factor}: it must be finite and more than 0"
+        )
     is_slow = step_ns_D > factor * np.median(step_ns_D)
     share = float(is_slow.mean())
     n = max(round(is_slow.size / _design_effect(is_slow)), 1)

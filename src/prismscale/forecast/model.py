@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.durations.scenario import NONE, RECORDED, WITHOUT_PROFILE
-from prismscale.errors import UsageError
+from prismscale.errors import PrismscaleError, UsageError
 from prismscale.forecast.draws.fitting import FittedPool, fit_distributions
 from prismscale.forecast.draws.lockstep import FusedGraph, fuse
 from prismscale.forecast.draws.montecarlo import Base, DrawSource, MonteCarlo, SteadyDraws
-from prismscale.forecast.draws.quotient import quotient_of
+from prismscale.forecast.draws.quotient import factors_of_sets, quotient_of
 from prismscale.forecast.draws.replay import JointGroup, ReplayDraws, fit_step_regimes
 from prismscale.forecast.draws.sampling import DistributionDraws, fuse_distributions
 from prismscale.forecast.modelled.modelled_job import DrawnJob, Modelled, drawn_job
@@ -229,41 +229,67 @@ def _of_captured(recording: Recording, *, fused: bool) -> Model:
 
 
 def _by_distributions(recording: Recording, *, fused: bool) -> Model:
-    samples, step_ns = recording.samples, recording.base.step_ns
+    """Fit distributions to the pools of recorded durations, and draw each node from its own."""
+    graph, steps = recording.samples.graph, recording.base.steps
+    distributions, fitted = _fitted(recording)
+    notes = [
+        *_assumed(recording),
+        *recording.notes,
+        f"{len(fitted)} fitted pools",
+        *distributions.notes,
+    ]
+    small = _lockstep(graph) if fused else None
+    if small is not None and not _are_equally_fast(small, distributions):
+        # Groups that run in parallel share their draws here, too: with a slow rank or without,
+        # communication is drawn alike.
+        distributions = replace(distributions, once_G=small.fused_group)
+        notes.append("ranks of a lockstep set differ in speed: every rank drawn for itself")
+        small = None
+    model = Model(
+        graph=graph,
+        source=distributions,
+        step_ns=recording.base.step_ns,
+        steps=1 if steps == 1 else steps or AHEAD_OF_FITTED,
+        fitted=tuple(fitted),
+        notes=tuple(notes),
+    )
+    if small is None:
+        return model
+    return replace(
+        model,
+        graph=small.graph,
+        source=fuse_distributions(small, distributions),
+        whole=distributions,
+        fused=small,
+        notes=(*notes, f"lockstep sets of {small.set_size} ranks drawn as one"),
+    )
+
+
+def _fitted(recording: Recording) -> tuple[DistributionDraws, list[FittedPool]]:
+    """Return fitted distributions, with the speed of ranks as recorded and as asked for."""
     distributions, fitted = fit_distributions(
-        samples, modelled=recording.modelled, variation=recording.variation
+        recording.samples, modelled=recording.modelled, variation=recording.variation
     )
     factor_R = _unless_all_one(recording.base.factor_R)
     if factor_R is not None:
         own = 1.0 if distributions.factor_R is None else distributions.factor_R
         distributions = replace(distributions, factor_R=factor_R * own)
-    steps = 1 if recording.base.steps == 1 else recording.base.steps or AHEAD_OF_FITTED
-    notes = (
-        *_assumed(recording),
-        *recording.notes,
-        f"{len(fitted)} fitted pools",
-        *distributions.notes,
-    )
-    small = fuse(samples.graph) if fused else None
-    if small is None:
-        return Model(
-            graph=samples.graph,
-            source=distributions,
-            step_ns=step_ns,
-            steps=steps,
-            fitted=tuple(fitted),
-            notes=notes,
-        )
-    return Model(
-        graph=small.graph,
-        source=fuse_distributions(small, distributions),
-        step_ns=step_ns,
-        steps=steps,
-        whole=distributions,
-        fused=small,
-        fitted=tuple(fitted),
-        notes=(*notes, f"lockstep sets of {small.set_size} ranks drawn as one"),
-    )
+    return distributions, fitted
+
+
+def _lockstep(graph: JobGraph) -> FusedGraph | None:
+    """Return the graph with lockstep sets fused, or None where there are none to fuse."""
+    try:
+        return fuse(graph)
+    except PrismscaleError:
+        # The sets do not fit the job's other groups.
+        return None
+
+
+def _are_equally_fast(fused: FusedGraph, distributions: DistributionDraws) -> bool:
+    """Return whether the ranks of each lockstep set have the same spatial factor."""
+    factor_R = distributions.factor_R
+    return factor_R is None or factors_of_sets(fused, factor_R) is not None
 
 
 def _unless_all_one(factor_R: NDArray[np.float64]) -> NDArray[np.float64] | None:

@@ -53,14 +53,21 @@ def training_plan(recording: Recording, asked: Machines, steps: int) -> PlannedT
     """Return the plan of a training of ``steps`` steps.
 
     Raises:
-        UsageError: impossible figures, or an unknown fleet. FormatError: a damaged fleet file.
+        UsageError: impossible figures, an unknown fleet, or failures of an unknown number of
+            machines.
+        FormatError: a damaged fleet file.
     """
     world_size, cluster = recording.samples.graph.world_size, recording.cluster
     per_node = cluster.devices_per_node if cluster else 1
+    fleet = _fleet(asked, cluster)
     nodes = asked.nodes
+    if nodes is None and fleet is not None and cluster is None and world_size > 1:
+        raise UsageError(
+            f"the import does not say on how many machines its {world_size} ranks ran, and each "
+            "of them can fail: give their number with --nodes"
+        )
     if nodes is None:
         nodes = -(-world_size // per_node) if cluster else 1
-    fleet = _fleet(asked, cluster)
     saves = _saving(recording.events)
     checkpoint_s = asked.checkpoint_s
     if checkpoint_s is None:

@@ -89,7 +89,8 @@ def measure_collectives(
 
     Args:
         world_size: processes, and the group size of the measured curves.
-        sizes: message bytes, in the convention of :class:`CollectiveOp`.
+        sizes: message bytes, in the convention of :class:`CollectiveOp`. They round up to whole
+            items for every process.
         out: the TOML file to write; it appears complete or not at all.
         progress: called with what is being measured and the fraction done.
         seconds: time to spend, start-up aside; the largest messages may exceed their share.
@@ -104,7 +105,7 @@ def measure_collectives(
         raise UsageError(f"world size {world_size}; communication needs 2 processes or more")
     if not sizes or min(sizes) < 1:
         raise UsageError(f"sizes {list(sizes)}; give one or more, each at least 1 byte")
-    samples = _run_processes(world_size, sorted(set(sizes)), seconds, progress)
+    samples = _run_processes(world_size, _carried(sizes, world_size), seconds, progress)
     measured = Measured(
         machine=_describe_machine(),
         date=date or time.strftime("%Y-%m-%d"),
@@ -113,6 +114,15 @@ def measure_collectives(
     cluster = _cluster_from(measured)
     write_text(out, cluster.to_toml())
     return cluster
+
+
+def _carried(sizes: Sequence[int], world_size: int) -> list[int]:
+    """Return the message sizes that can be measured, ascending: whole shares for every member.
+
+    Sizes that round up to the same one are measured once.
+    """
+    whole = _ITEM_BYTES * world_size
+    return sorted({-(-size // whole) * whole for size in sizes})
 
 
 def _run_processes(
@@ -235,7 +245,7 @@ def _agree_on_repeats(call: Callable[[], object], budget_s: float) -> int:
 def _operation(
     op: CollectiveOp, n_bytes: int, rank: int, world_size: int
 ) -> tuple[Callable[[], object], int]:
-    """Return a call of ``op`` and the bytes it really carries: sizes round up to whole shares."""
+    """Return a call of ``op`` and the bytes that it carries."""
     share = -(-n_bytes // (_ITEM_BYTES * world_size))
     whole = torch.zeros(share * world_size)
     part = torch.zeros(share)

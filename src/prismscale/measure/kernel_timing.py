@@ -9,7 +9,7 @@ cache are read from there, as they often are in a program whose last kernel wrot
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from prismscale.cost.kernel_measured import KernelTable, MeasuredKernel
-from prismscale.cost.kernel_signature import parse_signature
-from prismscale.errors import PrismscaleError
+from prismscale.cost.kernel_signature import KernelCall, parse_signature
+from prismscale.errors import UsageError
 from prismscale.measure.kernel_inputs import Runnable, build_call
 from prismscale.progress import StageUpdate
 
@@ -90,8 +90,9 @@ def profile_kernels(
         progress(done, len(distinct))
         try:
             kernels.append(measure(signature, device, stopwatch))
-        except (PrismscaleError, RuntimeError, TypeError, ValueError) as error:
-            left_out[signature] = str(error).splitlines()[0]
+        except Exception as error:
+            # Operators raise errors of any type, and one call must not cost all the others.
+            left_out[signature] = (str(error).splitlines() or [type(error).__name__])[0]
     progress(len(distinct), len(distinct))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return KernelTable(
@@ -107,12 +108,16 @@ def measure(signature: str, device: torch.device, stopwatch: Stopwatch) -> Measu
     """Measure one call.
 
     Raises:
-        PrismscaleError: the call cannot be rebuilt.
-        RuntimeError: the call does not run (out of memory, values that it refuses).
+        PrismscaleError: the call cannot be rebuilt, or a call rebuilt from the signature is
+            another one.
+        RuntimeError: the call does not run (out of memory, values that it refuses). Operators may
+            raise other errors, too.
     """
-    run = build_call(parse_signature(signature), device)
+    call = parse_signature(signature)
+    run = build_call(call, device)
     with torch.no_grad():
-        for _ in range(WARM_UP):
+        _check_result(call, run())
+        for _ in range(WARM_UP - 1):
             run()
         once, _ = stopwatch.time_ns(run, 1)
         calls = max(1, min(LONGEST_BATCH, round(BATCH_NS / max(once, 1.0))))
@@ -125,3 +130,27 @@ def measure(signature: str, device: torch.device, stopwatch: Stopwatch) -> Measu
         host_ns=round(host_ns),
         spread=float((high - low) / 2 / max(device_ns, 1.0)),
     )
+
+
+def _check_result(call: KernelCall, result: object) -> None:
+    """Raise if the rebuilt call's result has another shape than the recorded call's.
+
+    Only the first tensor counts: further ones, such as states of random numbers, have other shapes
+    on the null device than on GPUs.
+    """
+    made = next(_tensors(result), None)
+    if made is None or not call.outputs or tuple(made.shape) == call.outputs[0].sizes:
+        return
+    raise UsageError(
+        f"{call.name}: its signature does not determine the call: the program's had a result of "
+        f"{list(call.outputs[0].sizes)}, one rebuilt from the signature has {list(made.shape)}"
+    )
+
+
+def _tensors(result: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a result in order, as a signature lists them."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, (list, tuple)):
+        for part in result:
+            yield from _tensors(part)

@@ -24,6 +24,8 @@ from prismscale.sim.timeline import Timeline, simulate, simulate_steady
 
 STEPS = 4
 """Steps of the shown timeline if captured steps differ; the period of the last one is shown."""
+KEPT_BEFORE_HANG = 8
+"""Steps before a hang whose nodes are kept; reports show two of them."""
 MOST_SAMPLED_STEPS = 48
 """Most captured steps that are simulated. More would say little more about the median."""
 
@@ -70,7 +72,10 @@ def retime(durations: GraphDurations, *, ranks: Iterable[int] = ()) -> Retimed:
     if not hang:
         return simulate_typical(graph, durations, samples=durations.n_samples, ranks=ranks)
     steps = max(STEPS, *(step + 2 for step in hang.values()))
-    timeline = simulate(graph, durations, steps=steps, ranks=ranks, watch_hangs=True)
+    kept_from = max(0, min(hang.values()) - KEPT_BEFORE_HANG)
+    timeline = simulate(
+        graph, durations, steps=steps, ranks=ranks, watch_hangs=True, kept_from=kept_from
+    )
     return Retimed.after(timeline, timeline, 1)
 
 

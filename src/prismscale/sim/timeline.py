@@ -150,6 +150,7 @@ def simulate(
     ranks: Iterable[int] = (),
     with_prologue: bool = False,
     watch_hangs: bool = False,
+    kept_from: int = 0,
     program: JobProgram | None = None,
 ) -> Timeline:
     """Re-time ``graph`` over consecutive steps.
@@ -165,6 +166,7 @@ def simulate(
         ranks: ranks of which every node is kept.
         with_prologue: start at the program's beginning instead of at its first steady step.
         watch_hangs: report groups that wait for ever.
+        kept_from: step from which nodes of ``ranks`` are kept: they take memory.
         program: ``graph`` already compiled, to avoid compiling it again.
 
     Raises:
@@ -176,6 +178,10 @@ def simulate(
     wanted = _by_class(graph, ranks)
     ends = _StepEnds(graph, draws)
     recorders = _recorders(graph, wanted)
+    if kept_from:
+        for class_index, recorder in recorders.items():
+            trace = graph.classes[class_index].trace
+            recorder.first_position = trace.n_prologue + kept_from * trace.n_body
     engine = Engine(
         program or compile_job(graph),
         durations,

@@ -30,6 +30,9 @@ TAIL_POINTS = 4_000
 """Number of quantiles that represent a distribution with a borrowed tail."""
 STALL_DEVIATIONS = 6.0
 """Robust standard deviations above the median at which a duration counts as a stall."""
+LEAST_SKEWED_CV = 1e-5
+"""Standard deviation over mean from which on skewed families are fitted. With less they are as
+symmetric as a normal distribution, and their parameters would be rounding noise."""
 
 
 class DurationDistribution(Protocol):
@@ -283,8 +286,10 @@ def _candidates(flat: Floats) -> list[tuple[DurationDistribution, int]]:
 
 
 def _two_parameter(flat: Floats) -> list[DurationDistribution]:
-    found: list[DurationDistribution] = [Normal(mean=float(flat.mean()), std=float(flat.std()))]
-    if flat[0] > 0:
+    mean, std = float(flat.mean()), float(flat.std())
+    found: list[DurationDistribution] = [Normal(mean=mean, std=std)]
+    # Below this spread the skewed families say the same, and SciPy cannot fit a Gamma.
+    if flat[0] > 0 and std > LEAST_SKEWED_CV * mean:
         shape, _, scale = scipy.stats.gamma.fit(flat, floc=0)
         spread, _, middle = scipy.stats.lognorm.fit(flat, floc=0)
         found.append(Gamma(shape=float(shape), scale=float(scale)))

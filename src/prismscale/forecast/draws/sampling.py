@@ -22,6 +22,7 @@ from prismscale.errors import UsageError
 from prismscale.forecast.distributions.duration_distribution import DurationDistribution, Empirical
 from prismscale.forecast.draws.lockstep import FusedGraph
 from prismscale.forecast.draws.montecarlo import Chunk, LazyBody
+from prismscale.forecast.draws.quotient import factors_of_sets
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 
@@ -174,6 +175,7 @@ def fuse_distributions(
     Raises:
         UsageError: ranks of one lockstep set have different spatial factors.
     """
+    factor_S = _factors_of_sets(fused, source.factor_R)
     distributions: list[NodeDistribution] = []
     known: dict[tuple[tuple[int, bool], ...], int] = {}
     distribution_CB = []
@@ -204,7 +206,7 @@ def fuse_distributions(
         graph=fused.graph,
         distributions=tuple(distributions),
         distribution_CB=tuple(distribution_CB),
-        factor_R=_factors_of_sets(fused, source.factor_R),
+        factor_R=factor_S,
         regime_share_K=source.regime_share_K,
         notes=source.notes,
     )
@@ -280,15 +282,10 @@ def _tabulated(distribution: NodeDistribution) -> NodeDistribution:
 def _factors_of_sets(fused: FusedGraph, factor_R: Floats | None) -> Floats | None:
     if factor_R is None:
         return None
-    factor_S = np.ones(fused.graph.world_size)
-    for own, small, large in zip(
-        fused.classes, fused.graph.classes, fused.origin.classes, strict=True
-    ):
-        factor_KF = factor_R[large.members_M[own.members_KF]]
-        if (factor_KF != factor_KF[0]).any():
-            raise UsageError(
-                "ranks of one lockstep set differ in speed; give one speed for each node, or "
-                "forecast without fusing (--no-fuse)"
-            )
-        factor_S[small.members_M] = factor_KF[0]
+    factor_S = factors_of_sets(fused, factor_R)
+    if factor_S is None:
+        raise UsageError(
+            "ranks of one lockstep set differ in speed; give one speed for each set, or draw every "
+            "rank for itself"
+        )
     return factor_S

@@ -259,7 +259,9 @@ class _ClassDraws:
         self.still_B = [(self.index, b) in source.still for b in range(len(self.computes_B))]
         own = source.compositions[self.index]
         variations = [source.profile.kernel(kind) for kind in own.kinds]
-        spatial_K, temporal_K = np.array([(v.spatial_cv, v.temporal_cv) for v in variations]).T
+        cv_K2 = np.array([(v.spatial_cv, v.temporal_cv) for v in variations], dtype=np.float64)
+        # Reshaped, because a class that launches no kernel has no kinds.
+        spatial_K, temporal_K = cv_K2.reshape(-1, 2).T
         temporal_B = np.sqrt(own.square_BK @ np.square(temporal_K))
         if SPATIAL in source.off:
             spatial_K = np.zeros_like(spatial_K)

@@ -341,7 +341,7 @@ def _anneal(
     ranked = sorted(starts, key=lambda p: p.step_ns)
     chains = [ranked[i % len(ranked)] for i in range(costs.batch)]
     # In each order the placed nodes come first, then the spare ones.
-    orders = [[*c.node_S, *(n for n in range(n_nodes) if n not in set(c.node_S))] for c in chains]
+    orders = [[*c.node_S, *sorted(set(range(n_nodes)).difference(c.node_S))] for c in chains]
     temperature = FIRST_TEMPERATURE
     for _ in range(-(-rounds // costs.batch)):
         swaps = [(int(rng.integers(n_slots)), int(rng.integers(n_nodes))) for _ in chains]

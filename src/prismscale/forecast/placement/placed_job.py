@@ -210,7 +210,10 @@ def node_slots(samples: StepSamples, ranks_per_node: int) -> NodeSlots:
     """
     world_size = samples.graph.world_size
     if ranks_per_node < 1 or world_size % ranks_per_node:
-        raise UsageError(f"{world_size} ranks do not fill nodes of {ranks_per_node}")
+        raise UsageError(
+            f"{world_size} ranks do not fill nodes of {ranks_per_node}: --ranks-per-node must be "
+            f"1 or more, and divide {world_size}"
+        )
     stage_R, replica_R = samples.stage_R, samples.replica_R
     if (stage_R < 0).any():
         stage_R, replica_R = pipeline_places(samples.graph)
@@ -227,10 +230,13 @@ def node_slots(samples: StepSamples, ranks_per_node: int) -> NodeSlots:
 def ranks_of_a_node(found: Recording, given: int | None = None) -> int:
     """Return the number of ranks on a node.
 
-    It is the given one; else the cluster's for a null-device run, and 1 for others.
+    It is the given one; else the cluster's. It is 1 where no cluster is known, and on processors,
+    whose cluster is one machine of any size.
     """
-    if given is not None or found.modelled_job is None or found.cluster is None:
-        return given or 1
+    if given is not None:
+        return given
+    if found.cluster is None or found.cluster.processor_communicates:
+        return 1
     return min(found.cluster.devices_per_node, found.samples.graph.world_size)
 
 
