@@ -93,6 +93,19 @@ def test_any_legal_pool_is_fitted(pool):
     assert (draws >= 0).all()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    usual=st.integers(10**6, 10**12),
+    extra=st.lists(st.integers(0, 3), min_size=8, max_size=60),
+)
+def test_nearly_equal_durations_are_no_skewed_family(usual, extra):
+    """A few nanoseconds about a long duration are normal or the pool itself."""
+    pool = usual * 100 + np.array(extra)
+    chosen = fit(pool).distribution
+    assert isinstance(chosen, Normal | Empirical)
+    assert chosen.quantile(np.array([0.5])) == pytest.approx(usual * 100, rel=1e-7)
+
+
 def test_a_borrowed_tail_is_that_of_the_others():
     """A sample whose largest values are stalls by chance takes the usual tail; its body stays."""
     rng = np.random.default_rng(0)

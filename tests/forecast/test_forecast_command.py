@@ -185,6 +185,19 @@ def test_nodes_may_come_from_the_pools(app, graph, tmp_path):
         invoke(app, "place", even, "--nodes", "pools")
 
 
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        *((("--quantile", q), "lies between 0 and 1") for q in (95, 1, 0, "nan")),
+        *((("--slower", s), "a finite factor above 0") for s in (0, -1, "nan", "inf")),
+    ],
+)
+def test_a_bad_promise_is_refused_before_anything_is_read(app, tmp_path, option, says):
+    """Not after all draws: here there is not even a run."""
+    with pytest.raises(UsageError, match=says):
+        invoke(app, "forecast", tmp_path / "none", *option)
+
+
 def test_a_bad_option_names_itself(app, run, tmp_path):
     """The option, what was given, and what is allowed."""
     (tmp_path / "n.csv").write_text("node,factor\na,1\nb,1\nc,1\nd,1\n")

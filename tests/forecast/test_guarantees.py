@@ -46,6 +46,13 @@ def test_steps_of_one_run_say_less_than_steps_of_many():
     assert all_of_it.low == pytest.approx(one.low, abs=0.02)
 
 
+@pytest.mark.parametrize("factor", [0.0, -1.0, np.nan, np.inf])
+def test_impossible_factors_are_refused(factor):
+    """No step is more than infinitely slow, and nothing is told of what is no number."""
+    with pytest.raises(UsageError, match="finite and more than 0"):
+        slowdown_probability(steps(), factor)
+
+
 def test_impossible_quantiles_are_refused():
     """They lie between 0 and 1."""
     with pytest.raises(UsageError, match="between 0 and 1"):

@@ -89,6 +89,22 @@ def test_without_variation_every_draw_is_the_runs_step():
     assert set(found.step_ns_D.tolist()) == {model.step_ns}
 
 
+def test_ranks_without_kernels_are_drawn_as_they_are():
+    """A stage that launches nothing has no kinds that vary, and holds up none that do."""
+    recording = null_run(pipeline_job(2, 2, 2, 4))
+    modelled = recording.modelled_job
+    first, second = modelled.compositions
+    none_BK = np.zeros((len(second.share_BK), 0))
+    idle = Composition(kinds=(), share_BK=none_BK, square_BK=none_BK)
+    recording = replace(recording, modelled_job=replace(modelled, compositions=(first, idle)))
+    model, found = drawn(recording, draws=16)
+    assert found.step_ns_D.std() > 0
+    still = VariabilityProfile(name="still")
+    modelled = replace(recording.modelled_job, profile=still)
+    _, found = drawn(replace(recording, modelled_job=modelled), draws=4)
+    np.testing.assert_allclose(found.step_ns_D, model.step_ns, rtol=1e-6)
+
+
 def test_every_source_widens_and_can_be_switched_off():
     """Without all of them nothing varies; each alone varies."""
     model, _ = drawn(null_run(pipeline_job(2, 2, 2, 4), devices_per_node=2), draws=8)

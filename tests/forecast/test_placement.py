@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismscale.cluster import Cluster
+from prismscale.cluster import Cluster, Device
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.cost.variability import VariabilityProfile
 from prismscale.durations.faults import Faults
@@ -20,6 +20,7 @@ from prismscale.forecast.draws.sampling import DistributionDraws
 from prismscale.forecast.draws.variation import Variation, vary
 from prismscale.forecast.placement.node_placement import (
     Evaluator,
+    NodePlacement,
     count_placements,
     different_placements,
     hot_node_study,
@@ -30,6 +31,11 @@ from prismscale.forecast.placement.nodes import (
     nodes_of_profile,
     read_nodes,
     read_sniff_test,
+)
+from prismscale.forecast.placement.placed_job import (
+    keeps_nodes_whole,
+    node_slots,
+    ranks_of_a_node,
 )
 from prismscale.forecast.placement.placed_steps import PlacedSteps
 from prismscale.forecast.recording import recording_of
@@ -42,6 +48,9 @@ from support.jobs import job_from_traces, pipeline_job
 PP, DP = 3, 2
 NODE_SLOTS = [(stage * DP + replica,) for replica in range(DP) for stage in range(PP)]
 REPLICAS = [replica for replica in range(DP) for _ in range(PP)]
+PROCESSORS = replace(
+    Cluster.load("h100-sxm"), device=Device(name="CPU", memory_bytes=2**30), devices_per_node=65_536
+)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +126,36 @@ def test_spare_nodes_stand_in_for_slow_ones(source_for):
     """With one node too many, the slowest is left out."""
     evaluate, nodes = evaluator(source_for, [1.5, 1, 1, 1, 1, 1, 1])
     assert 0 not in place(evaluate, nodes, REPLICAS).best.node_S
+
+
+class CountedOrder(tuple):
+    """An order of nodes that counts how often it is gone through."""
+
+    read = 0
+
+    def __iter__(self):
+        CountedOrder.read += 1
+        return super().__iter__()
+
+
+class EqualCosts:
+    """Every placement takes the same step."""
+
+    batch, tried = 2, 0
+
+    def __init__(self, node_slots):
+        self.node_slots = node_slots
+
+    def many(self, placements):
+        return [NodePlacement(node_S=CountedOrder(p), step_ns=1.0) for p in placements]
+
+
+def test_setting_up_a_search_reads_each_order_few_times():
+    """However many nodes there are."""
+    nodes = [ClusterNode(name=str(i), factor=1.0 + i % 2) for i in range(600)]
+    CountedOrder.read = 0
+    place(EqualCosts([(s,) for s in range(500)]), nodes, [0] * 500, exhaustive=False, rounds=0)
+    assert CountedOrder.read < 20
 
 
 def test_placements_are_counted_up_to_symmetry():
@@ -229,9 +268,9 @@ def test_nodes_are_drawn_from_a_profile():
         nodes_of_profile(VariabilityProfile(name="even"), 2, 8)
 
 
-def null_like_run():
+def null_like_run(replicas=2):
     """A pipeline whose tensor-parallel ranks cannot differ, as on the null device."""
-    graph = pipeline_job(3, 2, 2, 4)
+    graph = pipeline_job(3, replicas, 2, 4)
     scenario = Scenario(cluster=Cluster.load("h100-sxm"))
     recording = recording_of(scenario.durations(graph), scenario)
     return graph, scenario, recording
@@ -291,6 +330,32 @@ def test_nodes_must_hold_whole_sets():
     nodes = [ClusterNode(name=str(i), factor=1.0) for i in range(12)]
     with pytest.raises(UsageError, match="drawn as one"):
         PlacedSteps(small.base, small.fused, [(r,) for r in range(12)], nodes)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ranks"), [(Cluster.load("h100-sxm"), 8), (PROCESSORS, 1), (None, 1)]
+)
+def test_a_node_hosts_as_many_ranks_as_the_clusters(cluster, ranks):
+    """Of a captured job, too, and of a null run without its profile; else one."""
+    _, _, recording = null_like_run(replicas=4)
+    assert recording.modelled_job is None
+    assert ranks_of_a_node(replace(recording, cluster=cluster)) == ranks
+
+
+@pytest.mark.parametrize(("ranks", "whole"), [(4, False), (8, True), (12, False), (24, True)])
+def test_slots_of_whole_nodes_keep_together_what_is_drawn_as_one(ranks, whole):
+    """Twelve ranks are a node of eight and half of another."""
+    _, _, recording = null_like_run(replicas=4)
+    assert keeps_nodes_whole(recording, node_slots(recording.samples, ranks)) is whole
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 5])
+def test_nodes_that_ranks_do_not_fill_are_refused(ranks):
+    """A number that was given stands, 0 included; the message says what is allowed."""
+    _, _, recording = null_like_run()
+    assert ranks_of_a_node(recording, ranks) == ranks
+    with pytest.raises(UsageError, match=f"nodes of {ranks}: --ranks-per-node must be 1 or more"):
+        node_slots(recording.samples, ranks)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from prismscale.cluster import Cluster
+from prismscale.durations.samples import StepSamples
 from prismscale.durations.scenario import Scenario
 from prismscale.durations.stored_events import EventFacts
 from prismscale.errors import FormatError, UsageError
 from prismscale.forecast.fleet import FailingComponent, Fleet
-from prismscale.forecast.recording import recording_of
+from prismscale.forecast.recording import Changes, recording_of, recording_of_import
 from prismscale.forecast.training import (
     TrainingPlan,
     best_interval_s,
@@ -20,6 +21,7 @@ from prismscale.forecast.training import (
 )
 from prismscale.forecast.training_plan import Machines, training_plan
 from prismscale.sim.event_cost import EventCost
+from support.forecast_jobs import small_graph
 from support.jobs import job_from_traces
 from support.traces import joined_traces
 
@@ -164,6 +166,17 @@ def test_impossible_plans_are_refused(bad):
     """Numbers that mean nothing are named."""
     with pytest.raises(UsageError, match=r"must be|needs 1"):
         TrainingPlan(**bad)
+
+
+@pytest.mark.parametrize("asked", [{"mtbf_hours": 100.0}, {"failures": "rsc-1"}])
+def test_failures_of_an_unknown_number_of_machines_are_refused(asked):
+    """An import does not say on how many it ran; given, the plan has that many."""
+    samples = StepSamples.from_graph(small_graph())
+    recording = recording_of_import(samples, Changes())
+    with pytest.raises(UsageError, match=r"how many machines its 4 ranks ran.*--nodes"):
+        training_plan(recording, Machines(**asked), steps=100)
+    assert training_plan(recording, Machines(**asked, nodes=2), steps=100).plan.nodes == 2
+    assert training_plan(recording, Machines(), steps=100).plan.fleet is None
 
 
 @pytest.mark.parametrize(("interval_s", "left"), [(None, 0.2e9), (600.0, 0.0)])

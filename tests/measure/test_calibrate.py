@@ -30,6 +30,20 @@ def test_measurement_writes_a_cluster_that_loads(tmp_path: Path) -> None:
     assert seen == sorted(seen)
 
 
+def test_sizes_that_round_up_to_the_same_are_measured_once(tmp_path: Path) -> None:
+    """Two ranks carry whole items for both: 1 and 8 bytes are one message of 8."""
+    seen = list[str]()
+
+    cluster = measure_collectives(
+        world_size=2, sizes=[1, 8], out=tmp_path / "here.toml", seconds=0.1,
+        progress=lambda what, _: seen.append(what),
+    )  # fmt: skip
+
+    assert cluster.measured is not None
+    assert {c.n_bytes for c in cluster.measured.curves if c.op != CollectiveOp.BARRIER} == {(8,)}
+    assert {what.split()[1] for what in seen if "barrier" not in what} == {"8"}
+
+
 def test_one_process_has_nothing_to_measure(tmp_path: Path) -> None:
     """Refused before any process starts."""
     with pytest.raises(UsageError, match="2 processes or more"):

@@ -129,6 +129,70 @@ def test_profiling_measures_each_call_once() -> None:
     assert told[-1] == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("signature", "reason"),
+    [
+        # An index that is out of range for the dimension that the signature names.
+        (text("select.int", "Float[8,4]", "Float[4]", "dim=5;index=0"), "Dimension out of range"),
+        (
+            text(
+                "_scaled_dot_product_fused_attention_overrideable_backward",
+                ";".join(["Float[1,2,16,8]"] * 5),
+            ),
+            "known are the backwards of flash, efficient, cudnn attention",
+        ),
+    ],
+)
+def test_a_call_that_fails_costs_no_other(signature: str, reason: str) -> None:
+    """Whatever error its operator raises, it is left out with a reason, and the rest measured."""
+    table = profile_kernels([signature, MM], CPU)
+
+    assert [kernel.signature for kernel in table.kernels] == [MM]
+    assert reason in table.left_out[signature]
+
+
+def test_an_error_without_words_is_told_by_its_type() -> None:
+    """Some libraries raise errors with no message."""
+    library = torch.library.Library("prismscale_test_silent", "DEF")
+    library.define("refuse(Tensor x) -> Tensor")
+
+    class Silent(LookupError):
+        """Has no message."""
+
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise Silent
+
+    library.impl("refuse", refuse, "CPU")
+    signature = FIELD.join(("prismscale_test_silent::refuse", "Float[4]", "Float[4]", ""))
+
+    table = profile_kernels([signature, MM], CPU)
+
+    assert table.left_out == {signature: "Silent"}
+    assert len(table.kernels) == 1
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        # ``x[:, ids]``: that the first index was absent is not in the signature.
+        text("index.Tensor", "Float[8,4];Long[3]", "Float[8,3]"),
+        # A layer whose input needs no gradient: which gradients were asked for is not in it either.
+        text(
+            "native_layer_norm_backward",
+            "Float[8,4];Float[8,4];Float[8,1];Float[8,1];Float[4]",
+            "none;Float[4]",
+            "normalized_shape=4",
+        ),
+    ],
+)
+def test_a_call_that_is_rebuilt_as_another_is_left_out(signature: str) -> None:
+    """Its result has another shape than the program's, so its time would be another call's."""
+    table = profile_kernels([signature, MM], CPU)
+
+    assert [kernel.signature for kernel in table.kernels] == [MM]
+    assert "does not determine the call" in table.left_out[signature]
+
+
 def table_of(device_ns: int = 123) -> KernelTable:
     """A table of one kernel."""
     kernel = MeasuredKernel(signature=MM, device_ns=device_ns, host_ns=45, spread=0.01)

@@ -216,7 +216,9 @@ def _fill_ends(tensor: torch.Tensor, rows: int, *, starts: bool) -> None:
 def _attention_backward(call: KernelCall, device: torch.device) -> Runnable:
     family = next((name for name in _BACKENDS if name in call.base), None)
     if family is None:
-        raise UsageError(f"{call.name}: known are the backwards of {', '.join(_BACKENDS)} attention")
+        raise UsageError(
+            f"{call.name}: known are the backwards of {', '.join(_BACKENDS)} attention"
+        )
     gradient, *shapes = call.inputs[:4]
     q, k, v = (make_tensor(shape, device, below=1).requires_grad_() for shape in shapes)
     allowed = [_BACKENDS[family]] if device.type == "cuda" else list(_BACKENDS.values())

@@ -243,9 +243,9 @@ def ranks_of_a_node(found: Recording, given: int | None = None) -> int:
 def keeps_nodes_whole(found: Recording, slots: NodeSlots) -> bool:
     """Return whether ranks that are drawn as one sit in one slot.
 
-    They do not where a node consists of several slots.
+    They do not where a node consists of several slots, or of parts of them.
     """
-    return found.cluster is None or len(slots.ranks[0]) >= found.cluster.devices_per_node
+    return found.cluster is None or len(slots.ranks[0]) % found.cluster.devices_per_node == 0
 
 
 def profile_of(found: Recording) -> VariabilityProfile:
