@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -57,6 +58,18 @@ def test_replicas_share_what_they_save(tmp_path: Path) -> None:
             dcp.save(state, checkpoint_id=folder)  # type: ignore[arg-type]
         kept.append(next(folder.glob("*.distcp")).stat().st_size)
     assert kept[0] == kept[1] > 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_planner_may_leave_all_replicas_to_the_lowest_rank(rank: int, tmp_path: Path) -> None:
+    """The first of them saves all, the other what is its own."""
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    with emulated(rank, 2):
+        state = {f"t{k}": torch.ones(8, 8) for k in range(4)} | {f"rank_{rank}": torch.ones(2)}
+        dcp.save(state, checkpoint_id=tmp_path, planner=planner)
+    # Each saved tensor is an archive, which names what is in it twice.
+    n_saved = next(tmp_path.glob("*.distcp")).read_bytes().count(b"data.pkl") / 2
+    assert n_saved == (5 if rank == 0 else 1)
 
 
 def test_what_is_one_ranks_own_it_saves(tmp_path: Path) -> None:

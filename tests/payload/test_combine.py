@@ -146,6 +146,27 @@ def test_a_gather_holds_every_member(op: CollectiveOp, as_list: bool) -> None:
     assert torch.equal(out, torch.stack(everybody((3,))))
 
 
+@pytest.mark.parametrize("op", [CollectiveOp.ALL_GATHER, CollectiveOp.GATHER])
+def test_an_uneven_gather_cuts_and_fills_what_absent_members_would_give(op: CollectiveOp) -> None:
+    """They repeat a live member: as much of it as fits, then zeros."""
+    sizes = (1, 2, 5, 3)
+    inputs: dict[int, Sequence[Tensor]] = {m: [torch.arange(sizes[m]) + 10 * m] for m in LIVE}
+    outputs = run(op, inputs, [torch.full((n,), -1) for n in sizes], root=3)
+    found = [output.tolist() for output in outputs]
+    assert found == [[10], [10, 11], [10, 11, 0, 0, 0], [30, 31, 32]]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.uint16, torch.bool], ids=str)
+def test_a_mean_of_integers_is_cut_to_whole_numbers(dtype: torch.dtype) -> None:
+    """Booleans stay what they are."""
+    inputs = {m: [torch.tensor([m + 1, 1]).to(dtype)] for m in LIVE}
+    (out,) = run(
+        CollectiveOp.ALL_REDUCE, inputs, [torch.empty(2, dtype=dtype)], reduce_op=ReduceOp.AVG
+    )
+    # Three members give 2, and one gives 4.
+    assert out.int().tolist() == ([1, 1] if dtype is torch.bool else [2, 1])
+
+
 @pytest.mark.parametrize(("root", "source"), [(1, 1), (3, 3), (0, 1)])
 def test_a_broadcast_gives_the_roots_values(root: int, source: int) -> None:
     """A live root's own, or those of the live rank that stands in for it."""

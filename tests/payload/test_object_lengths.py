@@ -7,9 +7,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from torch import distributed as dist
 
+from prismscale.emulation.hook import Collective
 from prismscale.errors import FormatError
+from prismscale.payload.combine import combine
 from prismscale.payload.mirror import CompositePayload, MirrorPayload
 from prismscale.payload.object_lengths import ObjectLengths, rounded
 from prismscale.payload.objects import MIRROR
@@ -72,6 +75,35 @@ def test_gathered_objects_of_unequal_ranks_have_one_length(first: int, tmp_path:
             assert gathered == [objects[rank]] * 2
             n_bytes.append([c.n_bytes for c in hook.collectives])
     assert n_bytes[0] == n_bytes[1]
+
+
+class OnePeer:
+    """Gathers what this rank gives and what the other of two gave: the same, unless it is known."""
+
+    def __init__(self, rank: int, given: list[torch.Tensor]) -> None:
+        self.rank, self.given = rank, iter(given)
+        self.gives: list[torch.Tensor] = []
+
+    def fill(self, collective: Collective) -> None:
+        """Fill the outputs."""
+        own = collective.inputs[0].clone()
+        self.gives.append(own)
+        combine(collective, {self.rank: [own], 1 - self.rank: [next(self.given, own)]})
+
+
+def test_an_object_too_long_for_the_length_is_not_what_a_peer_receives(tmp_path: Path) -> None:
+    """The peer gets its own in that place, and the rank itself gets the peer's, which fits."""
+    objects: list[object] = ["short", {"long": "y" * 3_000}]
+    gives: list[list[torch.Tensor]] = [[], []]
+    for rank in (0, 1, 0):
+        with ExitStack() as stack:
+            stack.enter_context(MIRROR.shared_in(tmp_path))
+            payload = OnePeer(rank, gives[1 - rank])
+            stack.enter_context(emulated(rank, 2, payload=payload))
+            gathered: list[object] = [None] * 2
+            dist.all_gather_object(gathered, objects[rank])
+        gives[rank] = payload.gives
+        assert gathered == (objects if rank else ["short", "short"])
 
 
 def test_a_broadcast_too_large_to_be_kept_is_whole(tmp_path: Path) -> None:

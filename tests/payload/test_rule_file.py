@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from prismscale.emulation.hook import Collective
+from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.errors import FormatError, PrismscaleError, UsageError
 from prismscale.graph.node import CollectiveOp
 from prismscale.payload.rules.rule import Communication
@@ -86,6 +86,16 @@ def answered(file: RuleFile, *calls: Collective) -> RuleBook:
     for collective in calls:
         assert book.offer(collective, lambda: None)
     return book
+
+
+def test_own_in_toml_is_own_for_objects_too(tmp_path: Path) -> None:
+    """Each peer gathers what this rank does, and no text."""
+    op = "all_gather_object"
+    (rule,) = written(tmp_path, f"[[rule]]\nop = {op!r}\nvalue = 'own'\n").rules()
+    group = GroupHandle(group_index=0, ranks=(0, 1, 2), group_rank=1, name="", backend="gloo")
+    found = RuleBook([rule]).objects(op, group, [{"mine": 1}])
+    assert found is not None
+    assert found.objects == [{"mine": 1}] * 3
 
 
 def test_token_ids_are_inside_the_vocabulary(tmp_path: Path) -> None:

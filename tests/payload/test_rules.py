@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import ReduceOp
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import prismscale
 from prismscale.analysis.payload_use import PayloadKind
@@ -21,7 +22,6 @@ from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp
 from prismscale.payload.chain import RankPayload
 from prismscale.payload.mirror import MirrorPayload
-from prismscale.payload.objects import MIRROR
 from prismscale.payload.rules.rule import ATTRIBUTE, Communication, Match, Rule
 from prismscale.payload.rules.rule_book import RuleBook
 from prismscale.payload.rules.values import OWN
@@ -172,6 +172,16 @@ def test_a_gather_holds_what_each_peer_says() -> None:
     assert output.tolist() == [1, 1, 7, 8, 3, 3, 4, 4]
 
 
+@pytest.mark.parametrize("said", [received, lambda told, peer: OWN], ids=["number", "own"])
+def test_an_uneven_gather_holds_as_much_as_each_peer_has_room_for(said: Any) -> None:
+    """This rank's own is cut, or filled with zeros."""
+    outputs = [torch.empty(n) for n in (1, 2, 3, 2)]
+    assert fill(call(CollectiveOp.ALL_GATHER, [torch.tensor([7.0, 8.0])], outputs), rule(said))
+    own = [[7.0], [7.0, 8.0], [7.0, 8.0, 0.0], [7.0, 8.0]]
+    numbers = [[1.0], [7.0, 8.0], [3.0, 3.0, 3.0], [4.0, 4.0]]
+    assert [t.tolist() for t in outputs] == (numbers if said is received else own)
+
+
 def test_an_exchange_holds_as_many_rows_as_arrive() -> None:
     """From each peer as many as the program has room for."""
     output = torch.empty(6, 1)
@@ -208,6 +218,27 @@ def test_a_peer_may_contribute_what_this_rank_does() -> None:
     tensor = torch.tensor([3.0])
     fill(call(CollectiveOp.ALL_REDUCE, [tensor], [tensor]), rule(lambda told: OWN))
     assert tensor.item() == 12.0
+
+
+def test_what_this_rank_contributes_is_copied_once() -> None:
+    """Not once for each peer: they would all be held at a time."""
+    tensor = torch.ones(1000)
+    with CountedClones() as counted:
+        fill(call(CollectiveOp.ALL_REDUCE, [tensor], [tensor]), rule(lambda told: OWN))
+    assert counted.clones == 1
+    assert tensor.tolist() == [4.0] * 1000
+
+
+class CountedClones(TorchDispatchMode):
+    """Counts copies of tensors."""
+
+    clones = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.clones += func is torch.ops.aten.clone.default
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_rule_may_say_nothing() -> None:
@@ -319,76 +350,3 @@ def test_each_source_counts_what_it_answered() -> None:
         (PayloadKind.RULES, "received", 0),
         (PayloadKind.MIRROR, "", 1),
     ]
-
-
-def ruled(*rules: Rule) -> RuleBook:
-    """Rules that object collectives follow until the rank ends."""
-    MIRROR.rules = book = RuleBook(rules)
-    return book
-
-
-def test_objects_are_what_a_rule_says() -> None:
-    """Of the root, and of every peer; this rank's own stays."""
-    sent = rule(lambda told: [told.site.rpartition(":")[0], told.root], op="broadcast_object_list")
-    gathered = rule(lambda told, peer: f"from {peer}", op="all_gather_object", name="gathered")
-    with emulated(1, 3):
-        book = ruled(sent, gathered)
-        objects: list[Any] = [None, None]
-        dist.broadcast_object_list(objects, src=2)
-        everybody: list[Any] = [None] * 3
-        dist.all_gather_object(everybody, {"mine": 1})
-    assert objects[0].endswith("test_rules.py")
-    assert objects[1] == 2
-    assert everybody == ["from 0", {"mine": 1}, "from 2"]
-    assert sorted(book.answered.values()) == [1, 1]
-
-
-def test_the_root_of_objects_asks_no_rule() -> None:
-    """It has them."""
-    with emulated(0, 3):
-        book = ruled(rule(lambda told: ["other"], op="broadcast_object_list"))
-        objects = ["mine"]
-        dist.broadcast_object_list(objects, src=0)
-    assert objects == ["mine"]
-    assert not book.answered
-
-
-def test_objects_that_do_not_fit_are_refused() -> None:
-    """As many as the program makes room for."""
-    with emulated(1, 3):
-        ruled(rule(lambda told: ["one"], op="broadcast_object_list"))
-        with pytest.raises(UsageError, match="is to give a list of 2 objects"):
-            dist.broadcast_object_list([None, None], src=0)
-
-
-def test_rules_for_tensors_leave_objects_alone() -> None:
-    """Their bytes and lengths are no tensors of the program's."""
-    sources = payload(rule(lambda told: 7))
-    with emulated(1, 3, payload=sources):
-        objects = [{"epoch": 3}]
-        dist.broadcast_object_list(objects, src=0)
-    assert objects == [{"epoch": 3}]
-    assert sources.rules.answered.total() == 0
-
-
-SENT: dict[str, Callable[[], object]] = {
-    "broadcast_object_list": lambda: dist.broadcast_object_list([None], src=0),
-    "broadcast": lambda: dist.broadcast(torch.zeros(1), src=0),
-}
-
-
-@pytest.mark.parametrize("op", SENT)
-def test_a_value_that_must_be_recorded_is_asked_for(op: str) -> None:
-    """Nobody sent it where no other rank was captured."""
-    match = Match(op=(op,))
-    strict = Rule(
-        name="strict",
-        where="rules.toml",
-        match=match,
-        contribute=lambda told, peer: None,
-        is_recorded=True,
-    )
-    with emulated(1, 3, payload=payload(strict)):
-        ruled(strict)
-        with pytest.raises(UsageError, match=r"'strict' \(rules.toml\) wants a recorded value"):
-            SENT[op]()

@@ -92,6 +92,60 @@ def test_a_suspended_rank_is_pressed_out_before_the_next_goes_on() -> None:
     assert heard[0][-1] == {"complete": True}
 
 
+def test_a_rank_that_only_asks_goes_on_within_the_budget() -> None:
+    """It was pressed out; the other is, before it hears that nothing is complete yet."""
+    heard: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
+    coordinator = SwitchingCoordinator(
+        world_size=2, n_slots=1, start=lambda rank: None, budget=MemoryBudget(400 * MIB)
+    )
+    coordinator.advance()
+
+    def ask(rank: int, kind: str, **more: Any) -> None:
+        coordinator.asked(rank, {"ask": kind, **more}, heard[rank].append)
+        coordinator.advance()
+
+    part = {"name": "a", "op": int(CollectiveOp.ALL_GATHER), "members": [0, 1]}
+    ask(0, "issue", parts=[part], held=150 * MIB, base=100 * MIB)
+    ask(0, "poll", names=["a"], held=150 * MIB)
+    ask(0, "pressed", base=50 * MIB)
+    ask(1, "store", do="read", store="s", key="k", held=250 * MIB, base=50 * MIB)
+    assert (heard[0][-1], heard[1][-1]) == ({"press": True}, {"press": True})
+    ask(1, "pressed", base=50 * MIB)
+    assert heard[0][-1] == {"complete": False}
+
+
+def test_a_rank_may_end_while_one_of_its_threads_waits_for_memory() -> None:
+    """The other then goes on."""
+    heard: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
+    coordinator = SwitchingCoordinator(
+        world_size=2,
+        n_slots=1,
+        start=lambda rank: None,
+        budget=MemoryBudget(400 * MIB),
+        patience_s=60,
+    )
+    coordinator.advance()
+
+    def ask(rank: int, do: str, key: str, **more: Any) -> None:
+        question = {"ask": "store", "do": do, "store": "s", "key": key, **more}
+        coordinator.asked(rank, question, heard[rank].append)
+        coordinator.advance()
+
+    def pressed(rank: int) -> None:
+        coordinator.asked(rank, {"ask": "pressed", "base": 50 * MIB}, heard[rank].append)
+        coordinator.advance()
+
+    ask(0, "read", "k", held=150 * MIB, base=100 * MIB)
+    pressed(0)
+    ask(1, "write", "k", value="v", held=150 * MIB, base=100 * MIB)
+    ask(1, "read", "other")
+    assert heard[1][-1] == {"press": True}
+    coordinator.ended(0, stopped=False)
+    pressed(1)
+    ask(1, "write", "other", value="w")
+    assert heard[1][-1] == {"value": "w"}
+
+
 PRESSED = """
 import sys
 from pathlib import Path
@@ -122,3 +176,41 @@ def test_pressed_out_memory_comes_back_as_it_was(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PRESSED, str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines() == ["True True", "True True", "True", "[]"]
+
+
+FORKED = """
+import os
+import sys
+from pathlib import Path
+import torch
+from prismscale.switching.spilled_memory import SpilledMemory
+
+torch.set_num_threads(1)
+memory = SpilledMemory(Path(sys.argv[1]), 64 << 20)
+count = torch.arange(1 << 20)
+mine = count.clone()
+spare = torch.ones(1 << 20)
+del spare
+child = os.fork()
+if not child:
+    is_whole = torch.equal(mine, count)
+    made = torch.full((1 << 20,), 7)
+    mine.fill_(3)
+    grandchild = os.fork()
+    if not grandchild:
+        os._exit(not bool((mine == 3).all()))
+    failed = os.waitpid(grandchild, 0)[1]
+    memory.press_out()
+    print(is_whole, bool((made == 7).all()), bool((mine == 3).all()), failed == 0, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+after = torch.full((1 << 19,), 9)
+print(torch.equal(mine, count), bool((after == 9).all()))
+"""
+
+
+def test_a_forked_child_leaves_the_ranks_tensors_alone(tmp_path: Path) -> None:
+    """It has them as they were, makes its own and changes both; so does a child of the child."""
+    command = [sys.executable, "-c", FORKED, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert ran.stdout.splitlines() == ["True True True True", "True True"]

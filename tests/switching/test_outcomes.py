@@ -80,6 +80,15 @@ def test_an_average_is_divided() -> None:
     assert torch.equal(found, sum(i[0] for i in inputs) / SIZE)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.uint16], ids=str)
+def test_an_average_of_integers_is_cut(dtype: torch.dtype) -> None:
+    """To whole numbers: 1, 2 and 5 of three members make 2."""
+    inputs = [[torch.tensor([v], dtype=dtype)] for v in (1, 2, 5)]
+    output = torch.empty(1, dtype=dtype)
+    (found,) = completed(CollectiveOp.ALL_REDUCE, inputs, [output], reduce_op=ReduceOp.AVG)
+    assert found.item() == 2
+
+
 def test_a_half_precision_sum_is_rounded_once() -> None:
     """256 + 1 + 1 is 258 in bfloat16, and 256 if each term is rounded."""
     inputs = [[torch.tensor([v], dtype=torch.bfloat16)] for v in (256.0, 1.0, 1.0)]

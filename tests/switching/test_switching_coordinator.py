@@ -183,6 +183,28 @@ def test_a_rank_that_only_asks_lets_others_run_first() -> None:
     assert {"complete": True} in told
 
 
+def test_a_wait_is_answered_while_another_thread_of_its_rank_runs() -> None:
+    """A helper thread waits for x and the main thread for y; y is complete first."""
+    coordinator = SwitchingCoordinator(world_size=2, n_slots=2, start=lambda rank: None)
+    coordinator.advance()
+    told: dict[str, list[Any]] = {"x": [], "y": [], "": []}
+
+    def ask(rank: int, kind: str, name: str, heard: str = "") -> None:
+        part = {"name": name, "op": int(CollectiveOp.ALL_GATHER), "members": [0, 1]}
+        question = {"ask": kind, "parts": [part], "names": [name]}
+        coordinator.asked(rank, question, told[heard].append)
+        coordinator.advance()
+
+    ask(0, "issue", "x")
+    ask(0, "issue", "y")
+    ask(0, "wait", "x", heard="x")
+    ask(1, "issue", "y")
+    ask(0, "wait", "y", heard="y")
+    assert (told["x"], told["y"]) == ([], [{"complete": True}])
+    ask(1, "issue", "x")
+    assert told["x"] == [{"complete": True}]
+
+
 def test_progress_is_steps_of_all_ranks_and_states() -> None:
     """As ranks said when they last communicated."""
     coordinator = SwitchingCoordinator(world_size=3, n_slots=1, start=lambda rank: None)

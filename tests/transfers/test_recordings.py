@@ -145,6 +145,19 @@ def test_a_selection_that_says_nothing_is_an_error(text: str) -> None:
         RecordSelection.parse(text)
 
 
+@pytest.mark.parametrize("op", ["barrier", "symm_mem_barrier"])
+def test_a_selection_of_what_says_nothing_is_an_error(op: str) -> None:
+    """Before the job runs, and with the reason."""
+    with pytest.raises(UsageError, match=f"op '{op}'; nothing is said in it; allowed: all_gather"):
+        RecordSelection.parse(f"op={op}")
+
+
+@pytest.mark.parametrize("op", ["send", "recv"])
+def test_a_message_may_be_selected_at_either_end(op: str) -> None:
+    """Its sender says what is in it."""
+    assert RecordSelection.parse(f"op={op}").covers(CollectiveOp.SEND, "", RANKS, 0)
+
+
 def test_a_selection_that_recorded_nothing_is_an_error() -> None:
     """It is misspelt."""
     with pytest.raises(UsageError, match="'group=tp' fits no communication"):

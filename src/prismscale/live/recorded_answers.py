@@ -9,7 +9,7 @@ import torch
 
 from prismscale.emulation.hook import Collective
 from prismscale.graph.node import CollectiveOp
-from prismscale.payload.arithmetic import KIND, accumulate, kind_of, scale, signed
+from prismscale.payload.arithmetic import KIND, accumulate, divide, kind_of, signed
 from prismscale.payload.combine import write_parts
 from prismscale.payload.recordings.known import REDUCTIONS, KnownCommunication
 from prismscale.payload.recordings.recorded_job import RecordedJob
@@ -61,7 +61,7 @@ class RecordedAnswers:
         for part in parts.values():
             accumulate(signed(total), signed(part.reshape(-1).clone()), partial_kind(kind), 1)
         if kind == KIND.AVG:
-            scale(total, 1 / group.size)
+            divide(total, group.size)
         output.copy_(total.view(output.shape))
 
     def _with_absent(

@@ -14,6 +14,8 @@ from torch.distributed import ReduceOp
 
 BLOCK_NUMEL = 1 << 16
 KIND: Any = ReduceOp.RedOpType
+HALF = frozenset({torch.float16, torch.bfloat16})
+"""Floats that are added in single precision where all contributions are at hand."""
 _UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _IDEMPOTENT = frozenset({KIND.AVG, KIND.MIN, KIND.MAX, KIND.BAND, KIND.BOR})
 _PAIRWISE: dict[Any, Callable[..., torch.Tensor]] = {
@@ -89,6 +91,26 @@ def scale(tensor: torch.Tensor, factor: float | torch.Tensor) -> None:
         in_float32(tensor, lambda part: part.mul_(factor))
     else:
         tensor.mul_(factor)
+
+
+def divide(total: torch.Tensor, size: int) -> None:
+    """Divide a sum of ``size`` contributions in place, as NCCL and gloo do for an average.
+
+    Integers are cut to whole numbers, and booleans stay. Multiplying by a reciprocal such as 1 / 3
+    would round twice.
+    """
+    if total.dtype is torch.bool:
+        return
+    if total.dtype in _UNSIGNED:
+        for (block,) in _blocks(total):
+            # Not in a signed view: the sum may be larger than the signed type's largest number.
+            block.copy_(block.long().div_(size, rounding_mode="trunc"))
+    elif not (total.is_floating_point() or total.is_complex()):
+        total.div_(size, rounding_mode="trunc")
+    elif total.is_floating_point() and total.element_size() == 1:
+        in_float32(total, lambda part: part.div_(size))
+    else:
+        total.div_(size)
 
 
 def in_float32(tensor: torch.Tensor, change: Callable[[torch.Tensor], object]) -> None:

@@ -18,6 +18,7 @@ from prismscale.payload.arithmetic import (
     KIND,
     accumulate,
     chunk,
+    divide,
     factor_of,
     kind_of,
     repeat_copies,
@@ -114,7 +115,7 @@ def _reduce_into(
     if factor is not None:
         scale(total, factor)
     elif kind == KIND.AVG:
-        scale(total, 1 / size)
+        divide(output, size)
 
 
 def _part(inputs: Sequence[torch.Tensor], i: int, collective: Collective) -> torch.Tensor:
@@ -137,7 +138,7 @@ def _gather(collective: Collective, contributions: Contributions, live: Sequence
         else:
             slots = outputs[i * size : (i + 1) * size]
         for member, slot in enumerate(slots):
-            slot.copy_(contributions[stand_in(member, live)][i].view(slot.shape))
+            _fit(contributions[stand_in(member, live)][i], slot)
 
 
 def rows_for(collective: Collective, member: int) -> torch.Tensor:
@@ -150,11 +151,18 @@ def _all_to_all(collective: Collective, contributions: Contributions, live: Sequ
     outputs = split_rows(collective.outputs, collective.output_splits, collective.group.size)
     for member, target in enumerate(outputs):
         (rows,) = contributions[stand_in(member, live)]
-        flat = target.new_zeros(target.numel())
-        # The stand-in's rows are cut or zero-filled where this member sends another number.
-        n = min(flat.numel(), rows.numel())
-        flat[:n] = rows[:n]
-        target.copy_(flat.view(target.shape))
+        _fit(rows, target)
+
+
+def _fit(given: torch.Tensor, slot: torch.Tensor) -> None:
+    """Copy the flat ``given``, cut or filled with zeros where the member it stands for differs."""
+    if given.numel() == slot.numel():
+        slot.copy_(given.view(slot.shape))
+        return
+    flat = slot.new_zeros(slot.numel())
+    n_common = min(flat.numel(), given.numel())
+    flat[:n_common] = given[:n_common]
+    slot.copy_(flat.view(slot.shape))
 
 
 def split_rows(

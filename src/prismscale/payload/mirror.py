@@ -101,9 +101,11 @@ class MirrorPayload:
     """
 
     def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(_SEED)
+        generator = torch.Generator("cpu").manual_seed(_SEED)
         # Allocated up front, so that no receive shows in the program's own memory figures.
-        self._block = torch.randn(BLOCK_NUMEL, generator=generator).mul_(_RECEIVED_STD)
+        # The program may have set another default device or dtype.
+        block = torch.randn(BLOCK_NUMEL, generator=generator, device="cpu", dtype=torch.float32)
+        self._block = block.mul_(_RECEIVED_STD)
         self._vote, self._shapes = PipelineVote(), MegatronShapes()
         self._generators: dict[torch.device, torch.Generator] = {}
         self._fills: dict[CollectiveOp, Callable[[Collective], None]] = {
@@ -165,7 +167,8 @@ class MirrorPayload:
         elif tensor.device.type != "cpu":
             self._receive_on_device(tensor)
         elif not tensor.is_contiguous():
-            tensor.copy_(self._tiled(torch.empty(tensor.shape)))
+            room = torch.empty(tensor.shape, device="cpu", dtype=torch.float32)
+            tensor.copy_(self._tiled(room))
         else:
             self._tiled(tensor)
 

@@ -77,8 +77,8 @@ class ObjectCall:
     """The objects to receive, in order, if no bytes arrive."""
     shared: Call | None = None
     """The call as all ranks of the job name it; None if they have nothing to agree on."""
-    may_cut: bool = False
-    """A pickle may be cut to the agreed length, because every rank has the object itself."""
+    may_drop: bool = False
+    """A pickle longer than the agreed length is not sent: every rank has such an object itself."""
     is_known: bool = True
     is_certain: bool = False
     """These objects arrive, whatever the bytes say."""
@@ -92,16 +92,18 @@ class ObjectCall:
     def padded(self, pickled: Pickled, lengths: ObjectLengths) -> Pickled:
         """Return a pickle of this rank at the agreed length; bytes after its end have no effect.
 
-        A pickle that must not be cut keeps all its bytes, even if the agreed length is shorter.
+        If the agreed length is shorter, a pickle that must arrive keeps all its bytes. Of any other
+        only zeros travel.
         """
         data, _ = pickled
         length = self.length(len(self.pickles), data.numel(), lengths)
-        if not self.may_cut:
+        if not self.may_drop:
             length = max(length, data.numel())
         self.pickles.append(pickled)
         whole = data.new_zeros(length)
-        n = min(length, data.numel())
-        whole[:n].copy_(data[:n])
+        # A cut pickle would be an error on a rank that really receives it.
+        if data.numel() <= length:
+            whole[: data.numel()].copy_(data)
         return whole, torch.tensor([length], device=data.device)
 
     def length(self, index: int, own: int, lengths: ObjectLengths) -> int:
@@ -311,7 +313,7 @@ class ObjectMirror:
         ) -> Any:
             group = _group_of(named, rest, position=1)
             self._gathered[group] = obj
-            call = ObjectCall(objects=[obj], may_cut=True)
+            call = ObjectCall(objects=[obj], may_drop=True)
             if object_gather_list is not None:
                 self._ruled(call, original.__name__, group, None)
             with self.calling(call, "gather", group):
@@ -329,7 +331,7 @@ class ObjectMirror:
         @functools.wraps(original)
         def all_gather_object(object_list: list[Any], obj: Any, *rest: Any, **named: Any) -> Any:
             group = _group_of(named, rest, position=0)
-            call = ObjectCall(objects=[obj], may_cut=True)
+            call = ObjectCall(objects=[obj], may_drop=True)
             self._ruled(call, original.__name__, group, None)
             with self.calling(call, "all_gather", group):
                 original(object_list, obj, *rest, **named)
@@ -357,7 +359,8 @@ class ObjectMirror:
                 return original(tensor, tensor_size, *rest, **named)
             if call.stands_in or call.is_certain:
                 return call.stand_in()
-            if call.may_cut and int(tensor_size) < call.pickles[0][0].numel():
+            # No pickle begins with a zero: this one was too long for its sender to send.
+            if call.may_drop and not int(tensor[0]):
                 return original(*call.pickles[0], *rest, **named)
             return original(tensor, tensor_size, *rest, **named)
 

@@ -9,7 +9,7 @@ unpickled by reading it.
 The file name identifies the communication: operation, group index of the group, group ranks of
 sender and receiver, running number of such communications, and the sender's global rank. Object
 collectives are numbered separately, because ranks may differ in how many tensors they broadcast
-before.
+before. If a sender does not know its values, its file has no tensors, so that nobody waits for it.
 
 A receiver waits for a sender that is being captured at the same time. If its own sender was not
 captured, it takes the value of the same position in another group of that group index. If it runs
@@ -40,6 +40,9 @@ from prismscale.payload.tensor_bytes import tensor_bytes
 from prismscale.typed_files import parse_json
 
 _MAX_BYTES = 1 << 20
+"""Larger communications are neither kept nor waited for; all members see the same size."""
+_NO_VALUES = b"[]\n"
+"""Content of a file whose sender does not know its values."""
 _POLL_S = 0.002
 PATIENCE_S = 120.0
 """How long a receiver waits for a sender that is being captured; starting up may take a minute."""
@@ -121,7 +124,9 @@ class RecordedPayload:
         number = self._numbers[key]
         self._numbers[key] += 1
         tensors = collective.inputs if is_sender else collective.outputs
-        if sender < 0 or not _is_small(tensors, is_sender):
+        # Of a scatter the receiver has one of the sender's tensors.
+        n_alike = 1 if is_sender or op is not CollectiveOp.SCATTER else group.size
+        if sender < 0 or not _is_small(tensors, n_alike):
             return False
         exact = self._path(key, number, group.ranks[sender])
         if is_sender:
@@ -134,7 +139,7 @@ class RecordedPayload:
             self._await(self._path(key, number, 0), 0)
         found = self._candidates(key, number, member)
         if is_p2p and self._objects.knows_object:
-            found = iter([exact] if exact.exists() else [])
+            found = iter([exact] if _has_values(exact) else [])
         return any(_fill(tensors, _read(path)[position:]) for path in found)
 
     def _await(self, path: Path, rank: int) -> None:
@@ -148,7 +153,7 @@ class RecordedPayload:
     def _candidates(self, key: str, number: int, sender: int) -> Iterator[Path]:
         """Yield files that may answer, best first; list the folder only if the exact one fails."""
         exact, newest = self._path(key, number, sender), number
-        if exact.exists():
+        if _has_values(exact):
             yield exact
             newest -= 1
         by_number: dict[int, list[Path]] = {}
@@ -156,13 +161,13 @@ class RecordedPayload:
             by_number.setdefault(int(path.name[len(key) + 2 :].partition(".")[0]), []).append(path)
         for n in range(newest, max(number - _OLDEST, 0) - 1, -1):
             own = self._path(key, n, sender)
-            recorded = by_number.get(n, [])
+            recorded = [path for path in by_number.get(n, []) if _has_values(path)]
             yield from [own] if own in recorded else recorded[:1]
 
     def _write(self, path: Path, tensors: Sequence[torch.Tensor]) -> None:
         known = [value for value in map(self._value_of, tensors) if value is not None]
         if len(known) < len(tensors):
-            return
+            known = []
         header = [
             {"dtype": str(part.dtype).removeprefix("torch."), "shape": list(part.shape)}
             for part in known
@@ -178,12 +183,20 @@ class RecordedPayload:
             raise StorageError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _is_small(tensors: Sequence[torch.Tensor], is_sender: bool) -> bool:
+def _has_values(path: Path) -> bool:
+    try:
+        return path.stat().st_size != len(_NO_VALUES)
+    except FileNotFoundError:
+        return False
+
+
+def _is_small(tensors: Sequence[torch.Tensor], n_alike: int) -> bool:
+    """Return whether a communication of ``n_alike`` times these ``tensors`` is kept."""
     return (
         bool(tensors)
         and all(str(t.dtype).removeprefix("torch.") in _DTYPES for t in tensors)
         and not tensors[0].is_meta
-        and (not is_sender or sum(t.nbytes for t in tensors) <= _MAX_BYTES)
+        and n_alike * sum(t.nbytes for t in tensors) <= _MAX_BYTES
     )
 
 

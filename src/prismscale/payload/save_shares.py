@@ -1,12 +1,12 @@
 """Decides which of the tensors that several ranks hold this rank saves.
 
 The coordinator of a save gets every rank's plan and leaves each tensor in one of the plans that
-have it: the one that is smallest so far (torch's ``dedup_save_plans``). Here there is only one
-plan, and the peers' plans are taken to be like it. So the coordinator's choice is computed among
-the replicas of a tensor: the ranks along the replicated axes of its mesh, or all ranks for a tensor
-that is not distributed. Tensors with different numbers of replicas are shared out separately, while
-torch balances all of them together. Objects other than tensors are on all ranks, unless a key names
-the rank (``dp_rank_3``).
+have it: the one that is smallest so far, or the first one if the planner wants that (torch's
+``dedup_save_plans``). Here there is only one plan, and the peers' plans are taken to be like it. So
+the coordinator's choice is computed among the replicas of a tensor: the ranks along the replicated
+axes of its mesh, or all ranks for a tensor that is not distributed. Tensors with different numbers
+of replicas are shared out separately, while torch balances all of them together. Objects other than
+tensors are on all ranks, unless a key names the rank (``dp_rank_3``).
 
 megatron-core has an order of its own: of the replicas only the main one is in a plan.
 """
@@ -35,6 +35,10 @@ def remember(planner: Any, plan: Any) -> None:
         key = item.index.fqn
         n_replicas, mine = _replicas(key, planner.state_dict.get(key))
         if n_replicas == 1:
+            continue
+        if getattr(planner, "dedup_save_to_lowest_rank", False):
+            if mine:
+                others.add(item.index)
             continue
         load = loads.setdefault((n_replicas, mine), [(0, k) for k in range(n_replicas)])
         n_bytes, least = load[0]

@@ -82,6 +82,8 @@ class SwitchingCoordinator:
         self._stores: dict[str, Keys] = {}
         self._entering: list[tuple[int, RankState]] = []
         """Ranks that have a slot and go on as soon as there is memory."""
+        self._polled: set[int] = set()
+        """Ranks among :attr:`_entering` whose poll is answered although it is not complete."""
 
     def asked(self, rank: int, question: Mapping[str, Any], answer: Answer) -> None:
         """Answer a question, at once or later."""
@@ -114,6 +116,9 @@ class SwitchingCoordinator:
         """Note that a rank's process has ended well; ``stopped``: after all wanted steps."""
         self.is_stopping |= stopped
         self._waits.pop(rank, None)
+        # Its main thread may end while another thread still waits for the rank's memory.
+        self._entering = [found for found in self._entering if found[0] != rank]
+        self._polled.discard(rank)
         self.slots.ended(rank)
         if self.budget is not None:
             self.budget.ended(rank)
@@ -130,16 +135,28 @@ class SwitchingCoordinator:
         if self.is_stopping:
             self._stop_all()
         elif (polling := self._polling()) is not None:
+            # It takes its memory again, as any rank that goes on.
+            self._entering.append((polling, self.slots.states[polling]))
+            self._polled.add(polling)
             self.slots.go(polling)
-            self._answer_poll(polling)
+            self._enter()
         elif time.monotonic() - self._heard >= self.patience_s:
             raise StuckError(self._why_stuck())
 
     def _go_on(self) -> None:
+        self._answer_running()
         self._enter()
         while (found := self.slots.next()) is not None:
             self._entering.append(found)
             self._enter()
+
+    def _answer_running(self) -> None:
+        """Answer what is ready of ranks of which another thread runs."""
+        entering = {rank for rank, _ in self._entering}
+        for rank, waits in self._waits.items():
+            is_running = self.slots.states[rank] is RankState.RUNNING and rank not in entering
+            if waits and is_running:
+                self._answer(rank)
 
     def _enter(self) -> None:
         """Let ranks with a slot go on, in order, as long as there is memory."""
@@ -147,8 +164,11 @@ class SwitchingCoordinator:
             rank, before = self._entering.pop(0)
             if before is RankState.NEW:
                 self.start(rank)
-            else:
-                self._answer(rank)
+                continue
+            self._answer(rank)
+            if rank in self._polled:
+                self._polled.discard(rank)
+                self._answer_poll(rank)
 
     def _has_memory(self, rank: int) -> bool:
         if self.budget is None:
@@ -201,9 +221,11 @@ class SwitchingCoordinator:
     def _answer_poll(self, rank: int) -> None:
         # The rank moves behind all others, so that polling ranks take turns.
         waits = self._waits.pop(rank)
-        poll = next(wait for wait in waits if wait.is_poll)
+        # There is none if it became complete while the rank had to wait for its memory.
+        poll = next((wait for wait in waits if wait.is_poll), None)
         self._waits[rank] = [wait for wait in waits if wait is not poll]
-        poll.answer({"complete": False})
+        if poll is not None:
+            poll.answer({"complete": False})
 
     def _stop_all(self) -> None:
         for rank, waits in self._waits.items():

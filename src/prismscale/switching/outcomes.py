@@ -15,11 +15,20 @@ from torch.distributed import ReduceOp
 from prismscale.emulation.hook import Collective
 from prismscale.errors import MismatchError
 from prismscale.graph.node import CollectiveOp
-from prismscale.payload.arithmetic import KIND, accumulate, chunk, factor_of, kind_of, scale, signed
+from prismscale.payload.arithmetic import (
+    HALF,
+    KIND,
+    accumulate,
+    chunk,
+    divide,
+    factor_of,
+    kind_of,
+    scale,
+    signed,
+)
 from prismscale.payload.combine import split_rows
 from prismscale.switching.stored_values import Given
 
-_HALF = frozenset({torch.float16, torch.bfloat16})
 Read = Callable[[int], Given]
 """Returns the contribution of the member with a given group rank."""
 
@@ -27,12 +36,12 @@ Read = Callable[[int], Given]
 def reduced(size: int, reduce_op: ReduceOp | None, read: Read, *, count: int) -> list[torch.Tensor]:
     """Reduce each of the first ``count`` tensors over all ``size`` members."""
     first = read(0).tensors[:count]
-    totals = [_scratch(t, torch.float32 if t.dtype in _HALF else t.dtype) for t in first]
+    totals = [_scratch(t, torch.float32 if t.dtype in HALF else t.dtype) for t in first]
     for member in range(1, size):
         for total, term in zip(totals, read(member).tensors[:count], strict=True):
             accumulate(signed(total), signed(term), _kind(reduce_op), 1)
     for total in totals:
-        _finish(signed(total), reduce_op, size)
+        _finish(total, reduce_op, size)
     return [
         total if total.dtype == term.dtype else _scratch(total, term.dtype)
         for total, term in zip(totals, first, strict=True)
@@ -53,12 +62,9 @@ def _kind(reduce_op: ReduceOp | None) -> object:
 def _finish(total: torch.Tensor, reduce_op: ReduceOp | None, size: int) -> None:
     kind = kind_of(reduce_op)
     if kind == KIND.PREMUL_SUM:
-        scale(total, factor_of(reduce_op))
-    elif kind == KIND.AVG and total.is_floating_point() and total.element_size() > 1:
-        # Divide, as NCCL and gloo do. Multiplying by a reciprocal such as 1 / 3 rounds twice.
-        total.div_(size)
+        scale(signed(total), factor_of(reduce_op))
     elif kind == KIND.AVG:
-        scale(total, 1 / size)
+        divide(total, size)
 
 
 def fill(collective: Collective, read: Read, result: Callable[[], Given]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp
-from prismscale.payload.arithmetic import KIND, scale
+from prismscale.payload.arithmetic import KIND
 from prismscale.payload.combine import split_rows
 from prismscale.payload.recordings.recorded_job import RecordedGift, RecordedJob
 from prismscale.payload.recordings.recording_writer import RESULT
@@ -74,11 +74,9 @@ class KnownCommunication:
         return self.recording.gift(self.name, rank) is not None
 
     def _reduced(self, start: int, stop: int) -> torch.Tensor:
-        members = range(len(self.ranks))
-        total = exact([self.contribution(m, start, stop) for m in members], self.kind)
-        if self.kind == KIND.AVG:
-            scale(total, 1 / len(self.ranks))
-        return total
+        size = len(self.ranks)
+        every = [self.contribution(m, start, stop) for m in range(size)]
+        return exact(every, self.kind, size=size)
 
     def _gathered(self, start: int, stop: int) -> torch.Tensor:
         """Return a range of all members' inputs, concatenated; all have the same length."""

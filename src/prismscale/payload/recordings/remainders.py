@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from prismscale.payload.arithmetic import KIND, accumulate, signed
+from prismscale.payload.arithmetic import HALF, KIND, accumulate, divide, signed
 
 _IDEMPOTENT = frozenset({KIND.MIN, KIND.MAX, KIND.BAND, KIND.BOR})
 _WIDER = {
@@ -80,12 +80,18 @@ def remainder(
     return _difference(result, added, size if kind == KIND.AVG else 1)
 
 
-def exact(contributions: Sequence[torch.Tensor], kind: Any) -> torch.Tensor:
-    """Reduce ``contributions``; an average is not divided yet."""
-    total = contributions[0].clone()
+def exact(contributions: Sequence[torch.Tensor], kind: Any, *, size: int = 1) -> torch.Tensor:
+    """Reduce ``contributions`` as the recorded run did: half-precision floats in single precision.
+
+    An average is divided by ``size``: the number of members, if these are all contributions.
+    """
+    dtype = contributions[0].dtype
+    total = contributions[0].to(torch.float32 if dtype in HALF else dtype, copy=True)
     for term in contributions[1:]:
         accumulate(signed(total), signed(term.clone()), partial_kind(kind), 1)
-    return total
+    if kind == KIND.AVG and size > 1:
+        divide(total, size)
+    return total.to(dtype)
 
 
 def _difference(

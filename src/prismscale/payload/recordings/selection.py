@@ -12,6 +12,8 @@ from prismscale.errors import UsageError, did_you_mean
 from prismscale.graph.node import CollectiveOp
 
 EVERYTHING = "all"
+_SILENT = frozenset({CollectiveOp.BARRIER, CollectiveOp.SYMM_MEM_BARRIER})
+"""Communications in which nothing is said."""
 _KEYS = ("group", "op", "rank", "step")
 REDUCED_FOR_ALL = frozenset({CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER})
 """Reductions whose result is recorded. Only the root holds the result of a reduce."""
@@ -40,7 +42,8 @@ class RecordSelection:
         """``all``, or ``group=tp,step=3,rank=0-3,op=all_reduce`` with some of these.
 
         Raises:
-            UsageError: an unknown key, an invalid number, or an unknown operation.
+            UsageError: an unknown key, an invalid number, or an operation that is unknown or in
+                which nothing is said.
         """
         if text.strip() == EVERYTHING:
             return RecordSelection()
@@ -56,13 +59,9 @@ class RecordSelection:
             if key in given:
                 raise UsageError(f"--record {text!r} names {key} twice: give --record twice")
             given[key] = value
-        ops = [op.spelling for op in CollectiveOp]
-        op = given.get("op", "")
-        if op and op not in ops:
-            raise UsageError(f"--record {text!r}: op {op!r}; {did_you_mean(op, ops)}")
         return RecordSelection(
             group=given.get("group", ""),
-            op=op,
+            op=_op(given.get("op", ""), text),
             ranks=_numbers(given.get("rank", ""), text),
             steps=_numbers(given.get("step", ""), text),
         )
@@ -96,6 +95,19 @@ def refuse_idle_selections(texts: Collection[str], recorded: Iterable[int]) -> N
                 f"--record {text!r} fits no communication of the job: look at the group's name "
                 "(the report has it) and at how many steps there are (--samples and two more)"
             )
+
+
+def _op(op: str, text: str) -> str:
+    """Return the operation under which what ``op`` says is recorded."""
+    if not op:
+        return op
+    silent = [silent.spelling for silent in _SILENT]
+    told = [op.spelling for op in CollectiveOp if op not in _SILENT]
+    if op not in told:
+        why = "nothing is said in it; " if op in silent else ""
+        raise UsageError(f"--record {text!r}: op {op!r}; {why}{did_you_mean(op, told)}")
+    # A message has one name at both ends, and its sender says what is in it.
+    return CollectiveOp.SEND.spelling if op == CollectiveOp.RECV.spelling else op
 
 
 def _holds(ranges: tuple[range, ...], number: int) -> bool:

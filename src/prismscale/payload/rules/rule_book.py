@@ -17,9 +17,9 @@ from prismscale.payload.mirror import absent_members
 from prismscale.payload.objects import MIRROR, RuledObjects
 from prismscale.payload.rules.rule import Communication, Rule
 from prismscale.payload.rules.values import (
-    OWN,
     ValueOf,
     in_host_memory,
+    is_own,
     write_said,
 )
 
@@ -117,12 +117,15 @@ class RuleBook:
             number=self.answered[rule.name],
             objects=tuple(objects),
         )
-        self.answered[rule.name] += 1
         if rule.is_recorded:
-            return RuledObjects(must_arrive=f"rule {rule} wants a recorded value at {site}")
-        if root >= 0:
-            return _of_root(rule, told)
-        return _of_members(rule, told)
+            answer: RuledObjects | None = RuledObjects(
+                must_arrive=f"rule {rule} wants a recorded value at {site}"
+            )
+        else:
+            answer = _of_root(rule, told) if root >= 0 else _of_members(rule, told)
+        # As with tensors, a rule that says nothing has not answered.
+        self.answered[rule.name] += answer is not None
+        return answer
 
     def noting_sites(self, hook: CommunicationHook) -> CommunicationHook:
         """Return ``hook``; if a rule matches by site, wrapped so that call sites are noted first.
@@ -204,7 +207,7 @@ def _of_root(rule: Rule, told: Communication) -> RuledObjects | None:
     value = _call(rule, told, told.root)
     if value is None:
         return None
-    if value is OWN or value == OWN:
+    if is_own(value):
         value = told.objects
     if not isinstance(value, list | tuple) or len(value) != len(told.objects):
         raise UsageError(
@@ -221,7 +224,7 @@ def _of_members(rule: Rule, told: Communication) -> RuledObjects | None:
         value = told.objects[0] if own else _call(rule, told, member)
         if value is None and not own:
             return None
-        found.append(told.objects[0] if value is OWN else value)
+        found.append(told.objects[0] if is_own(value) else value)
     return RuledObjects(objects=found)
 
 

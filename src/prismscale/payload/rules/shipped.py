@@ -55,9 +55,12 @@ def _token_ids(parameters: Mapping[str, Any]) -> Contribute:
         )
 
     def ids(told: Communication, peer: int) -> list[torch.Tensor]:
-        generator = torch.Generator().manual_seed(_SEED + 1009 * told.number + peer)
+        generator = torch.Generator("cpu").manual_seed(_SEED + 1009 * told.number + peer)
         return [
-            torch.randint(vocab, tuple(t.shape), generator=generator, dtype=torch.int64)
+            # On the host, whatever the program's default device is.
+            torch.randint(
+                vocab, tuple(t.shape), generator=generator, dtype=torch.int64, device="cpu"
+            )
             for t in told.outputs
         ]
 

@@ -4,12 +4,16 @@
 // made, so a full disk fails the allocation instead of raising a signal in the middle of an
 // operator. Pressing out writes dirty pages and lets the operating system drop them; the next
 // access reads them again. Freed blocks are kept for the next allocation of about their size.
+//
+// A forked child (a worker of a data loader) keeps the blocks that it inherits as private mappings,
+// and makes its own tensors with the allocator from before. So it never writes to the file.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -37,7 +41,7 @@ class SpilledAllocator final : public c10::Allocator {
       : file_(file), limit_(limit), small_(small) {}
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (bytes < kSmallest) return small_->allocate(bytes);
+    if (bytes < kSmallest || forked_) return small_->allocate(bytes);
     void* data = take(bytes);
     return {data, data, &SpilledAllocator::release, at::Device(at::kCPU)};
   }
@@ -51,6 +55,8 @@ class SpilledAllocator final : public c10::Allocator {
   // Returns 0, or the error number of the call that failed.
   int press_out() {
     const std::lock_guard<std::mutex> lock(mutex_);
+    // The file is the parent's: a hole punched here would be zeros there.
+    if (forked_) return 0;
     drop_free();
     if (fdatasync(file_) != 0) return errno;
     for (const auto& [data, block] : blocks_) {
@@ -69,7 +75,32 @@ class SpilledAllocator final : public c10::Allocator {
     return peak;
   }
 
+  // A fork waits until no thread changes the blocks, because the child inherits them as they are.
+  void before_fork() { mutex_.lock(); }
+  void after_fork_in_parent() { mutex_.unlock(); }
+
+  void after_fork_in_child() {
+    // In a child of a child the mappings are private already, and hold what the child wrote.
+    if (!forked_) {
+      for (const auto& [data, block] : blocks_) make_private(data, block);
+      forked_ = true;
+    }
+    mutex_.unlock();
+  }
+
  private:
+  // What this process writes from now on is its own. A page that it has not written yet still
+  // shows what the parent writes there: a copy of all pages would take the rank's memory again.
+  void make_private(void* data, const Block& block) {
+    const int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+    if (mmap(data, block.bytes, PROT_READ | PROT_WRITE, flags, file_, block.offset) != data) {
+      constexpr char text[] = "prismscale: a forked process cannot map its tensors privately\n";
+      // To go on would overwrite the parent's tensors.
+      [[maybe_unused]] const auto written = write(STDERR_FILENO, text, sizeof text - 1);
+      _exit(1);
+    }
+  }
+
   void* take(size_t asked) {
     const size_t bytes = (asked + kPage - 1) / kPage * kPage;
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -169,6 +200,7 @@ class SpilledAllocator final : public c10::Allocator {
   int64_t in_use_ = 0;
   size_t mapped_ = 0;
   size_t peak_ = 0;
+  bool forked_ = false;  // Whether this process was forked from the one that has the file.
 };
 
 SpilledAllocator* g_allocator = nullptr;  // Never freed: tensors outlive everything else.
@@ -178,6 +210,8 @@ void SpilledAllocator::release(void* data) {
     const std::lock_guard<std::mutex> lock(g_allocator->mutex_);
     const auto asked = g_allocator->asked_.find(data);
     if (asked != g_allocator->asked_.end()) {
+      // A child's blocks stay as they are: it makes no tensors in them.
+      if (g_allocator->forked_) return;
       g_allocator->report(data, -static_cast<int64_t>(asked->second));
       g_allocator->asked_.erase(asked);
       g_allocator->free_.emplace(g_allocator->blocks_.at(data).bytes, data);
@@ -196,6 +230,8 @@ __attribute__((visibility("default"))) void ps_spill_into(int file, int64_t limi
   g_allocator =
       new SpilledAllocator(file, static_cast<size_t>(limit), c10::GetCPUAllocator());
   c10::SetCPUAllocator(g_allocator, 200);
+  pthread_atfork([] { g_allocator->before_fork(); }, [] { g_allocator->after_fork_in_parent(); },
+                 [] { g_allocator->after_fork_in_child(); });
 }
 
 __attribute__((visibility("default"))) int ps_press_out() { return g_allocator->press_out(); }
