@@ -138,7 +138,7 @@ def _gather(collective: Collective, contributions: Contributions, live: Sequence
         else:
             slots = outputs[i * size : (i + 1) * size]
         for member, slot in enumerate(slots):
-            _fit(contributions[stand_in(member, live)][i], slot)
+            fit(contributions[stand_in(member, live)][i], slot)
 
 
 def rows_for(collective: Collective, member: int) -> torch.Tensor:
@@ -151,18 +151,18 @@ def _all_to_all(collective: Collective, contributions: Contributions, live: Sequ
     outputs = split_rows(collective.outputs, collective.output_splits, collective.group.size)
     for member, target in enumerate(outputs):
         (rows,) = contributions[stand_in(member, live)]
-        _fit(rows, target)
+        fit(rows, target)
 
 
-def _fit(given: torch.Tensor, slot: torch.Tensor) -> None:
-    """Copy the flat ``given``, cut or filled with zeros where the member it stands for differs."""
-    if given.numel() == slot.numel():
-        slot.copy_(given.view(slot.shape))
+def fit(source: torch.Tensor, output: torch.Tensor) -> None:
+    """Copy ``source`` to ``output``, cut or filled with zeros where the member's size differs."""
+    if source.numel() == output.numel():
+        output.copy_(source.reshape(output.shape))
         return
-    flat = slot.new_zeros(slot.numel())
-    n_common = min(flat.numel(), given.numel())
-    flat[:n_common] = given[:n_common]
-    slot.copy_(flat.view(slot.shape))
+    fitted = output.new_zeros(output.numel())
+    n_common = min(source.numel(), output.numel())
+    fitted[:n_common].copy_(source.reshape(-1)[:n_common])
+    output.copy_(fitted.view(output.shape))
 
 
 def split_rows(

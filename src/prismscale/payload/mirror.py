@@ -15,7 +15,7 @@ from prismscale.emulation.hook import Collective
 from prismscale.graph.node import CollectiveOp
 from prismscale.payload import objects
 from prismscale.payload.arithmetic import BLOCK_NUMEL, chunk, in_float32, reduce_copies
-from prismscale.payload.combine import Contributions, write_parts
+from prismscale.payload.combine import Contributions, fit, write_parts
 from prismscale.payload.megatron_shapes import MegatronShapes
 from prismscale.payload.pipeline_vote import PipelineVote
 
@@ -217,7 +217,7 @@ def _all_gather(collective: Collective) -> None:
     size = collective.group.size
     for k, source in enumerate(inputs):
         for output in outputs[k * size : (k + 1) * size]:
-            _fit(source, output)
+            fit(source, output)
 
 
 def _reduce_scatter(collective: Collective) -> None:
@@ -236,7 +236,7 @@ def _all_to_all(collective: Collective) -> None:
     size, rank = collective.group.size, collective.group.group_rank
     if len(outputs) > 1 or (size == 1 and not collective.output_splits):
         for output in outputs:
-            _fit(inputs[rank], output)
+            fit(inputs[rank], output)
         return
     rows, received = inputs[0], outputs[0]
     splits = collective.input_splits or (rows.shape[0] // size,) * size
@@ -251,7 +251,7 @@ def _all_to_all(collective: Collective) -> None:
 
 def _gather(collective: Collective) -> None:
     for output in collective.outputs:
-        _fit(collective.inputs[0], output)
+        fit(collective.inputs[0], output)
 
 
 def _broadcast(collective: Collective) -> None:
@@ -293,14 +293,3 @@ def _repeat_uneven(own: torch.Tensor, output: torch.Tensor, splits: Sequence[int
     starts = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
     row = torch.arange(output.shape[0], device=output.device).sub_(starts).remainder_(own.shape[0])
     output.copy_(own.index_select(0, row))
-
-
-def _fit(source: torch.Tensor, output: torch.Tensor) -> None:
-    """Copy ``source`` to ``output``, cut or filled with zeros where the member's size differs."""
-    if source.shape == output.shape:
-        output.copy_(source)
-        return
-    fitted = torch.zeros(output.numel(), dtype=output.dtype, device=output.device)
-    n_common = min(source.numel(), output.numel())
-    fitted[:n_common].copy_(source.reshape(-1)[:n_common])
-    output.copy_(fitted.view(output.shape))
