@@ -98,7 +98,7 @@ def test_a_killed_command_leaves_no_folder_on_a_node(
     two_nodes: Cluster, script: Path, tmp_path: Path
 ) -> None:
     """Ray kills the workers that ran its points; their temporary folders go all the same."""
-    before = point_folders()
+    before, in_memory = point_folders(), left_in_memory()
     on_ray = ("--executor", "ray", "--address", two_nodes.address)
     run = subprocess.Popen(
         command("explore", *NULL, "--out", tmp_path / "sweep", *VARY, *on_ray, "--", script),
@@ -110,10 +110,17 @@ def test_a_killed_command_leaves_no_folder_on_a_node(
     run.kill()
     run.wait()
     assert eventually(lambda: not point_folders() - before)
+    assert eventually(lambda: not left_in_memory() - in_memory)
 
 
 def point_folders() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("prismscale-point-*"))
+
+
+def left_in_memory() -> set[Path]:
+    """Folders in shared memory whose process is gone: ``prismscale-PID-…``."""
+    folders = Path("/dev/shm").glob("prismscale-*-*")
+    return {f for f in folders if not Path("/proc", f.name.split("-")[1]).exists()}
 
 
 def test_nodes_get_what_programs_read_and_no_secrets() -> None:

@@ -45,6 +45,8 @@ class LocalPoints:
     """Number of ranks that run side by side, over all points."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """Environment to which the changes of each point are applied."""
+    detached: bool = False
+    """Somebody may kill this process's children before it: see :class:`.Reaper`."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -58,7 +60,7 @@ class LocalPoints:
         waiting = _by_server(tasks)
         running: dict[str, PointTask] = {}
         # Points end before the servers: a server that ends would end the points forked from it.
-        with _Servers(self) as servers, Children() as children:
+        with _Servers(self) as servers, Children(detached=self.detached) as children:
             places = str(children.shared_folder()) if together else ""
             while waiting or running:
                 while waiting and len(running) < most:

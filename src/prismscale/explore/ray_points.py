@@ -122,6 +122,7 @@ def run_on_node(shared: OnNode, task: PointTask, asked: Asked) -> Returned:
             logs=scratch / "logs",
             workers=shared.n_places,
             environment={**own, **shared.environment},
+            detached=True,
         )
         ((_, outcome),) = runner.run([here], asked)
         return Returned(outcome=outcome, files=_files(here.folder))

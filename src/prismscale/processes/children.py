@@ -83,13 +83,15 @@ class Child:
 class Children:
     """A context in which processes run; leaving it ends all that still do."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, detached: bool = False) -> None:
+        """``detached``: see :class:`.Reaper`."""
+        self._detached = detached
         self._running: list[Child] = []
         self._folders: list[Path] = []
         self._reaper: Reaper | None = None
 
     def __enter__(self) -> Children:
-        self._reaper = Reaper()
+        self._reaper = Reaper(detached=self._detached)
         return self
 
     def __exit__(
