@@ -66,46 +66,52 @@ def test_a_budget_that_cannot_do_is_refused() -> None:
         told(MemoryBudget(10 << 20), 30 << 20, 40 << 20, base=10 << 20).enter(0, [])
 
 
+GATHER = {"name": "a", "op": int(CollectiveOp.ALL_GATHER), "members": [0, 1]}
+
+
+class TwoRanks:
+    """Two ranks in one slot and 400 MiB; options are the coordinator's."""
+
+    def __init__(self, **options: Any) -> None:
+        self.started: list[int] = []
+        self.heard: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
+        budget = MemoryBudget(400 * MIB)
+        self._coordinator = SwitchingCoordinator(
+            world_size=2, n_slots=1, start=self.started.append, budget=budget, **options
+        )
+        self._coordinator.advance()
+
+    def ask(self, rank: int, kind: str, **more: Any) -> None:
+        """A rank asks, and whoever can goes on."""
+        self._coordinator.asked(rank, {"ask": kind, **more}, self.heard[rank].append)
+        self._coordinator.advance()
+
+    def end(self, rank: int) -> None:
+        """Its process ends well."""
+        self._coordinator.ended(rank, stopped=False)
+        self._coordinator.advance()
+
+
 def test_a_suspended_rank_is_pressed_out_before_the_next_goes_on() -> None:
     """It is asked where it waits, and has its answer later."""
-    started: list[int] = []
-    heard: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
-    coordinator = SwitchingCoordinator(
-        world_size=2, n_slots=1, start=started.append, budget=MemoryBudget(400 * MIB)
-    )
-    coordinator.advance()
-
-    def ask(rank: int, kind: str, **more: Any) -> None:
-        coordinator.asked(rank, {"ask": kind, **more}, heard[rank].append)
-        coordinator.advance()
-
-    part = {"name": "a", "op": int(CollectiveOp.ALL_GATHER), "members": [0, 1]}
-    ask(0, "issue", parts=[part], held=150 * MIB, base=100 * MIB)
+    two = TwoRanks()
+    ask, heard, started = two.ask, two.heard, two.started
+    ask(0, "issue", parts=[GATHER], held=150 * MIB, base=100 * MIB)
     ask(0, "wait", names=["a"], held=150 * MIB)
     assert (started, heard[0][-1]) == ([0], {"press": True})
     ask(0, "pressed", base=50 * MIB)
     assert started == [0, 1]
-    ask(1, "issue", parts=[part], held=150 * MIB, base=100 * MIB)
+    ask(1, "issue", parts=[GATHER], held=150 * MIB, base=100 * MIB)
     ask(1, "wait", names=["a"], held=150 * MIB)
-    coordinator.ended(1, stopped=False)
-    coordinator.advance()
+    two.end(1)
     assert heard[0][-1] == {"complete": True}
 
 
 def test_a_rank_that_only_asks_goes_on_within_the_budget() -> None:
     """It was pressed out; the other is, before it hears that nothing is complete yet."""
-    heard: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
-    coordinator = SwitchingCoordinator(
-        world_size=2, n_slots=1, start=lambda rank: None, budget=MemoryBudget(400 * MIB)
-    )
-    coordinator.advance()
-
-    def ask(rank: int, kind: str, **more: Any) -> None:
-        coordinator.asked(rank, {"ask": kind, **more}, heard[rank].append)
-        coordinator.advance()
-
-    part = {"name": "a", "op": int(CollectiveOp.ALL_GATHER), "members": [0, 1]}
-    ask(0, "issue", parts=[part], held=150 * MIB, base=100 * MIB)
+    two = TwoRanks()
+    ask, heard = two.ask, two.heard
+    ask(0, "issue", parts=[GATHER], held=150 * MIB, base=100 * MIB)
     ask(0, "poll", names=["a"], held=150 * MIB)
     ask(0, "pressed", base=50 * MIB)
     ask(1, "store", do="read", store="s", key="k", held=250 * MIB, base=50 * MIB)
@@ -116,34 +122,20 @@ def test_a_rank_that_only_asks_goes_on_within_the_budget() -> None:
 
 def test_a_rank_may_end_while_one_of_its_threads_waits_for_memory() -> None:
     """The other then goes on."""
-    heard: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
-    coordinator = SwitchingCoordinator(
-        world_size=2,
-        n_slots=1,
-        start=lambda rank: None,
-        budget=MemoryBudget(400 * MIB),
-        patience_s=60,
-    )
-    coordinator.advance()
+    two = TwoRanks(patience_s=60)
 
     def ask(rank: int, do: str, key: str, **more: Any) -> None:
-        question = {"ask": "store", "do": do, "store": "s", "key": key, **more}
-        coordinator.asked(rank, question, heard[rank].append)
-        coordinator.advance()
-
-    def pressed(rank: int) -> None:
-        coordinator.asked(rank, {"ask": "pressed", "base": 50 * MIB}, heard[rank].append)
-        coordinator.advance()
+        two.ask(rank, "store", do=do, store="s", key=key, **more)
 
     ask(0, "read", "k", held=150 * MIB, base=100 * MIB)
-    pressed(0)
+    two.ask(0, "pressed", base=50 * MIB)
     ask(1, "write", "k", value="v", held=150 * MIB, base=100 * MIB)
     ask(1, "read", "other")
-    assert heard[1][-1] == {"press": True}
-    coordinator.ended(0, stopped=False)
-    pressed(1)
+    assert two.heard[1][-1] == {"press": True}
+    two.end(0)
+    two.ask(1, "pressed", base=50 * MIB)
     ask(1, "write", "other", value="w")
-    assert heard[1][-1] == {"value": "w"}
+    assert two.heard[1][-1] == {"value": "w"}
 
 
 PRESSED = """

@@ -88,6 +88,8 @@ class EmulatedWork(Work):
     None if nothing is left to wait for. ``is_done`` answers a poll without blocking; if it is None,
     a poll finds the communication completed. Several threads may wait, and all of them return when
     the communication has completed; a poll by one thread while another waits answers False.
+    With ``poll_waits``, a poll that finds it completed waits: a program that polls may never wait,
+    and reads the outputs then.
     ``inputs`` live until the wait or, with ``keeps_inputs``, as long as the handle. ``outputs``
     always live as long as the handle.
     """
@@ -100,12 +102,13 @@ class EmulatedWork(Work):
         source: int = -1,
         inputs: Sequence[torch.Tensor] = (),
         keeps_inputs: bool = False,
+        poll_waits: bool = False,
     ) -> None:
         super().__init__()
         self._outputs = outputs
         self._inputs, self._keeps_inputs = inputs, keeps_inputs
         self._on_wait = on_wait
-        self._is_done = is_done
+        self._is_done, self._poll_waits = is_done, poll_waits
         self._future: LazyFuture | None = None
         # Reentrant: ``on_wait`` may wait for the same handle.
         self._turn = threading.RLock()
@@ -143,7 +146,12 @@ class EmulatedWork(Work):
         if self._on_wait is None:
             return False
         is_done = self._is_done
-        return is_done is None or is_done()
+        if is_done is None:
+            return True
+        over = is_done()
+        if over and self._poll_waits:
+            self.wait()
+        return over
 
     def is_success(self) -> bool:
         """Return whether it has completed: emulated communications do not fail."""
@@ -201,7 +209,11 @@ def completed(outputs: Sequence[torch.Tensor] = ()) -> EmulatedWork:
 
 
 def in_flight(
-    batch: Sequence[Collective], on_wait: OnWait, is_done: Callable[[], bool] | None = None
+    batch: Sequence[Collective],
+    on_wait: OnWait,
+    is_done: Callable[[], bool] | None = None,
+    *,
+    poll_waits: bool = True,
 ) -> EmulatedWork:
     """Return the handle of an asynchronous ``batch``; it holds what the backend keeps alive."""
     return EmulatedWork(
@@ -210,6 +222,7 @@ def in_flight(
         is_done,
         inputs=tuple(t for c in batch for t in c.inputs),
         keeps_inputs=handle_keeps_inputs(batch),
+        poll_waits=poll_waits,
     )
 
 

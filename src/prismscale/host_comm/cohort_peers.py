@@ -215,26 +215,28 @@ class Meeting:
         # One thread: messages between two ranks start in the order in which they were issued.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="meeting")
         self._context = self._thread.submit(connected)
-        self._works: list[MeetingWork] = []
+        self._n_made = 0
+        self._issued: list[Future[PeerWork]] = []
 
     def work(self, make: Callable[[Any], PeerWork]) -> MeetingWork:
         """A message, which ``make`` makes with the context."""
-        work = MeetingWork(self, make)
-        self._works.append(work)
-        return work
+        self._n_made += 1
+        return MeetingWork(self, make)
 
     def then(self, call: Callable[[Any], PeerWork]) -> Future[PeerWork]:
         """Call with the context when the ranks have connected."""
-        return self._thread.submit(lambda: call(self._context.result()))
+        self._issued.append(self._thread.submit(lambda: call(self._context.result())))
+        return self._issued[-1]
 
     def is_over(self) -> bool:
         """Whether the ranks have connected and all their messages so far have started."""
-        return self._context.done() and all(work.has_started() for work in self._works)
+        all_issued = len(self._issued) == self._n_made
+        return self._context.done() and all_issued and all(w.done() for w in self._issued)
 
     def context(self) -> Any:
         """Wait for the ranks to connect, and for messages that were issued to start."""
-        for work in self._works:
-            work.await_start()
+        for work in self._issued:
+            work.result()
         return self._context.result()
 
 
@@ -243,7 +245,6 @@ class MeetingWork:
 
     def __init__(self, meeting: Meeting, make: Callable[[Any], PeerWork]) -> None:
         self._meeting, self._make = meeting, make
-        self._begun: Future[PeerWork] | None = None
 
     def begin(self) -> None:
         """Let the message start when the ranks have connected: only then has this one arrived."""
@@ -254,28 +255,17 @@ class MeetingWork:
         work.begin()
         return work
 
-    def has_started(self) -> bool:
-        """Whether gloo has the message."""
-        return self._begun is not None and self._begun.done()
-
-    def await_start(self) -> PeerWork | None:
-        """Wait until gloo has the message; None if it has not begun."""
-        return None if self._begun is None else self._begun.result()
-
     def wait(self) -> None:
         """Wait until it is over."""
-        if (work := self.await_start()) is not None:
-            work.wait()
+        self._begun.result().wait()
 
     def is_over(self) -> bool:
         """Whether it has started and is over."""
-        work = self.await_start() if self.has_started() else None
-        return work is not None and work.is_over()
+        return self._begun.done() and self._begun.result().is_over()
 
     def waited(self, since_issue: bool) -> None:
         """Note the end."""
-        if (work := self.await_start()) is not None:
-            work.waited(since_issue)
+        self._begun.result().waited(since_issue)
 
 
 class CombinedWork:

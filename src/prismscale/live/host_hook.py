@@ -119,14 +119,7 @@ class LiveHook(LiveHookBase):
             # host_comm/compute_clock.py.
             self._complete(pending, self.clock.now_ns() - waiting_ns())
 
-        def is_over() -> bool:
-            over = self._is_done(pending)
-            # A program that finds it completed reads the outputs without a wait.
-            if over:
-                work.wait()
-            return over
-
-        work = in_flight(batch, wait, is_over)
+        work = in_flight(batch, wait, lambda: self._is_done(pending))
         self._go(now)
         # This counts as the program's time, because a real enqueue takes as long.
         pending.share.begin()

@@ -100,16 +100,8 @@ class StreamedHook(LiveHookBase):
         if not batch[0].asynchronous:
             wait(None)
             return EmulatedWork(tuple(t for c in batch for t in c.outputs))
-
-        def is_over() -> bool:
-            over = is_done()
-            # Issued when it is joined: a program that finds it completed reads the outputs.
-            if over and is_shared:
-                work.wait()
-            return over
-
-        work = in_flight(batch, wait_later, is_over)
-        return work
+        # A shared batch is issued only when it is joined; another one's outputs are there already.
+        return in_flight(batch, wait_later, is_done, poll_waits=is_shared)
 
     def stretch(self) -> None:
         """Make the computation since the last communication count :attr:`compute_factor` times.
